@@ -1,0 +1,86 @@
+"""Admission: a prompt's blocks into pages, then the sequence into the engine; what is short and missing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from services.decode.publisher import Publisher
+from twostroke.engine.sequence import EngineRequest
+from twostroke.errors import BlocksMissing
+from twostroke.handoff import Admitted, DecodeOrder, Written
+from twostroke.kv.refs import Lease
+from twostroke.telemetry import Span
+from twostroke.worker.loading import Prefix, load_prefix
+from twostroke.worker.worker import Worker
+
+LOADS = 2  # blocks that were loaded may be evicted before the sequence is admitted; the lease still holds them
+
+
+class Admission:
+    """Runs orders on the worker's engine."""
+
+    def __init__(self, worker: Worker, publisher: Publisher, *, recompute_tokens: int) -> None:
+        self._worker = worker
+        self._publisher = publisher
+        self._recompute_tokens = recompute_tokens
+
+    async def prefetch(self, keys: tuple[bytes, ...], lease: Lease | None, deadline: float | None) -> int:
+        """Load leading full blocks; answers how many are in pages now."""
+        sizes = [self._worker.kv_format.block_tokens] * len(keys)
+        prefix = await load_prefix(self._worker, keys, sizes, lease, deadline=deadline)
+        return prefix.local + prefix.loaded
+
+    async def run(self, order: DecodeOrder, deadline: float | None, span: Span) -> AsyncIterator[Written]:
+        """Yield the tokens of one choice. Leaving, for any reason, frees everything of the sequence.
+
+        Raises: BlocksMissing, when more of a ticket's prompt is gone than this worker computes by itself.
+        """
+        for load in range(1, LOADS + 1):
+            with span.child("twostroke.load", blocks=len(order.ticket.blocks) if order.ticket else 0) as loading:
+                prefix = await self._load(order, deadline)
+                loading.set(local_blocks=prefix.local, loaded_blocks=prefix.loaded)
+            try:
+                async for written in self._step(order, prefix, span):
+                    yield written
+            except BlocksMissing:
+                if load == LOADS or not prefix.loaded:
+                    raise
+            else:
+                return
+
+    async def _load(self, order: DecodeOrder, deadline: float | None) -> Prefix:
+        if order.ticket is None:
+            return Prefix()
+        keys = [block.key for block in order.ticket.blocks]
+        sizes = [block.tokens for block in order.ticket.blocks]
+        return await load_prefix(self._worker, keys, sizes, order.ticket.lease, deadline=deadline)
+
+    async def _step(self, order: DecodeOrder, prefix: Prefix, span: Span) -> AsyncIterator[Written]:
+        request = EngineRequest(
+            id=order.context.request_id,
+            prompt=order.prompt,
+            emitted=order.emitted,
+            root=self._worker.root(order.context),
+            sampling=order.sampling,
+            stops=order.stops,
+            choices=(order.choice,),
+            export=True,
+            max_uncached=None if order.ticket is None else self._recompute_tokens,
+            priority=order.context.priority,
+        )
+        stored = len(order.ticket.blocks) if order.ticket else 0
+        admitted: Admitted | None = None
+        with span.child("twostroke.steps") as steps:
+            async with self._worker.engine.submit(request) as outputs:
+                async for output in outputs:
+                    news = None
+                    if admitted is None:
+                        news = admitted = self._admitted(order, prefix, output.cached)
+                        steps.set(cached_tokens=output.cached, computed_tokens=admitted.computed)
+                    self._worker.engine.release_pages([block.page for block in output.filled if block.index < stored])
+                    self._publisher.offer([block for block in output.filled if block.index >= stored])
+                    yield Written(tokens=output.tokens, finish=output.finish, admitted=news)
+
+    def _admitted(self, order: DecodeOrder, prefix: Prefix, cached: int) -> Admitted:
+        store = min(prefix.loaded * self._worker.kv_format.block_tokens, cached)
+        return Admitted(local=cached - store, store=store, computed=len(order.prompt) - min(cached, len(order.prompt)))

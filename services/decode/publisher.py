@@ -1,0 +1,80 @@
+"""Blocks that decode fills go to the store behind the steps, so that the next turn finds them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from twostroke.engine.outputs import FilledBlock
+from twostroke.worker.loading import STORE_TROUBLE
+from twostroke.worker.worker import Worker
+
+log = logging.getLogger(__name__)
+WRITE_SECONDS = 10.0
+
+
+class Publisher:
+    """One queue and one task. What does not fit is given back at once: publishing is a favour, tokens are not."""
+
+    def __init__(self, worker: Worker, limit: int) -> None:
+        self._worker = worker
+        self._limit = limit
+        self._waiting: list[FilledBlock] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, worker: Worker, limit: int) -> AsyncIterator[Publisher]:
+        """Publish for as long as the block lasts."""
+        publisher = cls(worker, limit)
+        task = asyncio.create_task(publisher._run(), name="publisher")
+        try:
+            yield publisher
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            publisher._give_back(publisher._waiting)
+
+    def offer(self, blocks: Sequence[FilledBlock]) -> None:
+        """Take over lent blocks, to be published and given back."""
+        room = max(0, self._limit - len(self._waiting))
+        self._give_back(blocks[room:])
+        if blocks[:room]:
+            self._waiting.extend(blocks[:room])
+            self._idle.clear()
+            self._wake.set()
+
+    async def idle(self) -> None:
+        """Return when everything offered was dealt with."""
+        await self._idle.wait()
+
+    def _give_back(self, blocks: Sequence[FilledBlock]) -> None:
+        self._worker.engine.release_pages([block.page for block in blocks])
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                blocks, self._waiting = self._waiting, []
+                try:
+                    await self._publish(blocks)
+                finally:
+                    self._give_back(blocks)
+            self._idle.set()
+
+    async def _publish(self, blocks: Sequence[FilledBlock]) -> None:
+        deadline = asyncio.get_running_loop().time() + WRITE_SECONDS
+        named = [(block.key, block.tokens) for block in blocks]
+        try:
+            written = await self._worker.store.write_blocks(
+                None, named, [block.page for block in blocks], deadline=deadline
+            )
+            if written.lease is not None:
+                await self._worker.store.release(written.lease)
+        except STORE_TROUBLE as error:
+            log.warning("publishing failed", extra={"reason": error.reason, "blocks": len(blocks)})

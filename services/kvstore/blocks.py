@@ -1,0 +1,146 @@
+"""Blocks: the store of slots and the arena that holds them, kept in step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+
+from services.kvstore.arena import Arena
+from twostroke.errors import InvalidRequest
+from twostroke.kv.layout import ArenaLayout
+from twostroke.kv.messages import WrittenBlock
+from twostroke.kv.refs import BlockRef, BlockSlot, Lease, Reservation
+from twostroke.kv.store import BlockStore, Reserved, StoreLimits, StoreStats
+
+log = logging.getLogger(__name__)
+
+LIVENESS_SECONDS = 1.0  # between looks at a suspected writer: the end of a process sends no event
+
+
+class Blocks:
+    """Every method but `watch` is complete without an await, so headers and store never disagree.
+
+    What ends by time has ended for every call from its deadline on, whether or not `watch` has run by then.
+    """
+
+    def __init__(
+        self, arena: Arena, layout: ArenaLayout, limits: StoreLimits, clock: Callable[[], float]
+    ) -> None:
+        self.arena = arena
+        self.layout = layout
+        self._store = BlockStore(layout.slots, limits)
+        self._clock = clock
+        self._sooner = asyncio.Event()  # something ends before `watch` would wake
+        self._wake_at: float | None = None
+
+    def lease(self, lease_id: str, seconds: float) -> Lease:
+        """Prolong a lease, or open one where no id is given. Raises NotFound, Overloaded."""
+        now = self._advance()
+        if lease_id:
+            granted = self._store.prolong(lease_id, seconds, now)
+        else:
+            lease_id = secrets.token_hex(16)
+            granted = self._store.open_lease(lease_id, seconds, now)
+        self._hasten()
+        return Lease(id=lease_id, seconds=granted, incarnation=self.arena.incarnation)
+
+    def renew(self, lease_ids: Iterable[str], seconds: float) -> list[str]:
+        """Prolong each lease that is alive; answers which ones are."""
+        now = self._advance()
+        return self._store.renew(lease_ids, seconds, now)
+
+    def release(self, lease_ids: Iterable[str]) -> None:
+        """End leases."""
+        self._advance()
+        self._store.release(lease_ids)
+
+    def lookup(self, keys: Iterable[bytes]) -> int:
+        """How many leading keys are held."""
+        self._advance()
+        return self._store.lookup(keys)
+
+    def acquire(self, lease: Lease, keys: Iterable[bytes]) -> list[BlockSlot]:
+        """Lease the longest held prefix of the keys."""
+        self._advance()
+        return self._store.acquire(lease.id, keys)
+
+    def leased(self, lease_id: str, key: bytes) -> BlockSlot | None:
+        """Where a block lies, while the lease keeps it."""
+        self._advance()
+        return self._store.leased(lease_id, key)
+
+    def reserve(self, lease: Lease, writer: str, keys: Sequence[bytes]) -> Reserved:
+        """Give slots for the keys that are not held and lease the others.
+
+        Raises: InvalidRequest, when the writer shows no sign of life: nobody could ever take its slots back safely.
+        """
+        if not self.arena.writer_lives(writer):
+            raise InvalidRequest("the writer must hold its lock beside the arena", field="writer_id")
+        now = self._advance()
+        reserved = self._store.reserve(lease.id, writer, keys, now)
+        for reservation in reserved.slots:
+            self.arena.clear(self.layout, reservation)
+        self._hasten()
+        return reserved
+
+    def commit(self, lease_id: str, blocks: Sequence[WrittenBlock]) -> tuple[BlockRef, ...]:
+        """Publish written blocks; answers those that are held and leased now.
+
+        Raises: InvalidRequest, when a checksum is missing.
+        """
+        if self.layout.checksums and any(block.checksum is None for block in blocks):
+            raise InvalidRequest("this node keeps checksums; each block needs one", field="checksum")
+        self._advance()
+        committed = self._store.commit(lease_id, [block.place for block in blocks])
+        checksums = {block.place: block.checksum for block in blocks}
+        for place in committed.published:
+            self.arena.publish(self.layout, place, checksums[place])
+        return committed.leased
+
+    def abandon(self, reservations: Iterable[Reservation]) -> None:
+        """Take slots back whose copies have ended."""
+        self._advance()
+        self._store.abandon(reservations)
+
+    def stats(self) -> StoreStats:
+        """How full the node is."""
+        self._advance()
+        return self._store.stats()
+
+    def reclaim(self) -> None:
+        """Take back what writers that are gone left in quarantine."""
+        self._advance()
+        for writer in self._store.quarantined_writers():
+            if self.arena.writer_lives(writer):
+                log.warning("a writer is late; its slots wait until its copy ends", extra={"writer": writer})
+                continue
+            log.info("a writer is gone; its slots return", extra={"writer": writer})
+            self._store.writer_gone(writer)
+            self.arena.forget_writer(writer)
+
+    async def watch(self) -> None:
+        """End what is due when it is due, until cancelled."""
+        while True:
+            self._sooner.clear()
+            self.reclaim()
+            self._wake_at = self._store.next_expiry()
+            if self._store.quarantined_writers():
+                self._wake_at = min(self._wake_at or math.inf, self._clock() + LIVENESS_SECONDS)
+            wait = None if self._wake_at is None else max(0.0, self._wake_at - self._clock())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._sooner.wait()
+
+    def _advance(self) -> float:
+        now = self._clock()
+        self._store.expire(now)
+        return now
+
+    def _hasten(self) -> None:
+        """Wake `watch` when something ends before it would wake by itself."""
+        end = self._store.next_expiry()
+        if end is not None and (self._wake_at is None or end < self._wake_at):
+            self._sooner.set()

@@ -1,0 +1,104 @@
+"""Node: who may use the arena, and in which format, for one incarnation."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from services.kvstore.arena import Arena
+from services.kvstore.blocks import Blocks
+from services.kvstore.settings import StoreSettings
+from twostroke.errors import InvalidRequest, WorkerLost
+from twostroke.kv.format import ELEMENT_BYTES, KvFormat
+from twostroke.kv.layout import Attachment, has_total_store_order
+from twostroke.kv.store import StoreLimits, StoreStats
+
+log = logging.getLogger(__name__)
+
+MAX_DIMENSION = 1 << 16
+_DIMENSIONS = ("layers", "kv_heads", "head_dim", "block_tokens")
+
+
+class Node:
+    """Empty until the first worker says what a block is; then the arena is cut into slots, once.
+
+    Args:
+        clock: seconds that never run backwards.
+    """
+
+    def __init__(self, arena: Arena, settings: StoreSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.format: KvFormat | None = None
+        self._arena = arena
+        self._settings = settings
+        self._clock = clock
+        self._blocks: Blocks | None = None
+        self._cut = asyncio.Event()
+
+    @property
+    def incarnation(self) -> str:
+        """Names this life of the node; what was said to an older one is void."""
+        return self._arena.incarnation
+
+    @property
+    def max_keys(self) -> int:
+        """Keys, leases or blocks in one call."""
+        return self._settings.max_keys
+
+    def attach(self, format: KvFormat, *, who: str) -> Attachment:
+        """Introduce a worker. Raises InvalidRequest; FormatMismatch, naming the field that differs from the node's."""
+        if self.format is not None:
+            self.format.require_equal(format, who=who)
+        blocks = self._blocks or self._cut_for(format)
+        return Attachment(
+            incarnation=self.incarnation,
+            layout=blocks.layout,
+            max_keys=self.max_keys,
+            max_lease_seconds=self._settings.max_lease_seconds,
+        )
+
+    def blocks(self, incarnation: str) -> Blocks:
+        """The blocks, for a worker that attached to this incarnation. Raises WorkerLost for any other."""
+        if incarnation != self.incarnation or self._blocks is None:
+            raise WorkerLost("this store has restarted and is empty; attach again", field="incarnation")
+        return self._blocks
+
+    def stats(self) -> StoreStats:
+        """How full the node is."""
+        if self._blocks is None:
+            return StoreStats(slots=0, free=0, reserved=0, quarantined=0, committed=0, leased_blocks=0, leases=0)
+        return self._blocks.stats()
+
+    async def watch(self) -> None:
+        """Give back what ends by time or with its writer, until cancelled."""
+        await self._cut.wait()
+        if self._blocks is not None:
+            await self._blocks.watch()
+
+    def _cut_for(self, format: KvFormat) -> Blocks:
+        _check(format)
+        settings = self._settings
+        layout = self._arena.cut(format.block_bytes, checksums=settings.checksums or not has_total_store_order())
+        limits = StoreLimits(
+            leases=settings.max_leases,
+            lease_blocks=settings.max_lease_blocks,
+            lease_seconds=settings.max_lease_seconds,
+            reservation_seconds=settings.reservation_seconds,
+        )
+        self._blocks = Blocks(self._arena, layout, limits, self._clock)
+        self.format = format
+        self._cut.set()
+        log.info(
+            "cut the arena", extra={"slots": layout.slots, "block_bytes": layout.block_bytes, "model": format.model}
+        )
+        return self._blocks
+
+
+def _check(format: KvFormat) -> None:
+    """Raise InvalidRequest for a format that no arena can be cut for."""
+    for name in _DIMENSIONS:
+        if not 1 <= getattr(format, name) <= MAX_DIMENSION:
+            raise InvalidRequest(f"{name} must be from 1 to {MAX_DIMENSION}", field=f"kv_format.{name}")
+    if format.dtype not in ELEMENT_BYTES:
+        raise InvalidRequest(f"dtype must be one of {', '.join(ELEMENT_BYTES)}", field="kv_format.dtype")

@@ -1,0 +1,125 @@
+"""KvStoreService: protobuf to domain and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+
+import grpc
+
+from services.kvstore.blocks import Blocks
+from services.kvstore.node import Node
+from services.kvstore.streams import Incoming, Piece, Seal, outgoing
+from twostroke.errors import InvalidRequest
+from twostroke.kv import messages
+from twostroke.rpc.interceptor import Context
+from twostroke.v1 import kvstore_pb2 as pb
+from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
+from twostroke.wire import check_keys, duration_pb, kv_format, kv_format_pb
+
+
+class KvStoreService(KvStoreServiceServicer):
+    """Serves one node. The contract is in kvstore.proto."""
+
+    full_name = pb.DESCRIPTOR.services_by_name["KvStoreService"].full_name
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the servicer to the server."""
+        add_KvStoreServiceServicer_to_server(self, server)
+
+    async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:
+        """Introduce a worker."""
+        who = messages.writer_id(request.writer_id) if request.writer_id else "the caller"
+        return messages.attachment_pb(self._node.attach(kv_format(request.format), who=who))
+
+    async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
+        """Count leading keys that are held."""
+        blocks = self._blocks(request.incarnation, request.keys)
+        return pb.LookupResponse(held=blocks.lookup(request.keys))
+
+    async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:
+        """Give slots to write and lease what is held."""
+        blocks = self._blocks(request.incarnation, request.keys)
+        writer = messages.writer_id(request.writer_id)
+        lease = blocks.lease(request.lease_id, messages.lease_seconds(request.lease_duration))
+        reserved = blocks.reserve(lease, writer, request.keys)
+        return pb.ReserveResponse(
+            lease_id=lease.id,
+            lease_duration=duration_pb(lease.seconds),
+            reserved=messages.reservations_pb(reserved.slots),
+            held=messages.block_slots_pb(reserved.held),
+        )
+
+    async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
+        """Publish written blocks."""
+        blocks = self._blocks(request.incarnation, [each.block.key for each in request.blocks])
+        written = messages.written_blocks(request.blocks, block_tokens=self._node.block_tokens)
+        committed = blocks.commit(request.lease_id, written)
+        return pb.CommitResponse(committed=[each.key for each in committed])
+
+    async def Abandon(self, request: pb.AbandonRequest, context: Context) -> pb.AbandonResponse:
+        """Take back slots whose copies have ended."""
+        blocks = self._blocks(request.incarnation, [each.block.key for each in request.blocks])
+        blocks.abandon(messages.reservations(request.blocks))
+        return pb.AbandonResponse()
+
+    async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireResponse:
+        """Lease the longest held prefix."""
+        blocks = self._blocks(request.incarnation, request.keys)
+        lease = blocks.lease(request.lease_id, messages.lease_seconds(request.lease_duration))
+        places = blocks.acquire(lease.id, request.keys)
+        return pb.AcquireResponse(
+            lease_id=lease.id,
+            lease_duration=duration_pb(lease.seconds),
+            blocks=messages.block_slots_pb(places),
+        )
+
+    async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewResponse:
+        """Prolong leases."""
+        blocks = self._blocks(request.incarnation)
+        self._check_leases(request.lease_ids)
+        alive = blocks.renew(request.lease_ids, messages.lease_seconds(request.lease_duration))
+        return pb.RenewResponse(alive=alive)
+
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
+        """End leases."""
+        blocks = self._blocks(request.incarnation)
+        self._check_leases(request.lease_ids)
+        blocks.release(request.lease_ids)
+        return pb.ReleaseResponse()
+
+    async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[pb.ReadResponse]:
+        """Stream leased blocks."""
+        _require_deadline(context)
+        blocks = self._blocks(request.incarnation, request.keys)
+        blocks.acquire(request.lease_id, request.keys)  # NotFound
+        for piece in outgoing(blocks, request.lease_id, request.keys):
+            yield _piece_pb(piece)
+            await asyncio.sleep(0)  # a fast reader must not keep everybody else waiting
+
+    async def Write(self, requests: AsyncIterator[pb.WriteRequest], context: Context) -> pb.WriteResponse:
+        """Take blocks from a stream."""
+        _require_deadline(context)
+        first = await anext(requests, pb.WriteRequest())
+        blocks = self._blocks(first.incarnation)
+        lease = blocks.lease(first.lease_id, messages.lease_seconds(first.lease_duration))
+        with closing(Incoming(blocks, lease, self._node.max_keys)) as incoming:
+            self._take(incoming, first)
+            async for request in requests:
+                self._take(incoming, request)
+        return pb.WriteResponse(
+            lease_id=lease.id,
+            lease_duration=duration_pb(lease.seconds),
+            committed=[messages.block_ref_pb(each) for each in incoming.committed],
+        )
+
+    async def GetStatus(self, request: pb.GetStoreStatusRequest, context: Context) -> pb.GetStoreStatusResponse:
+        """Say how full the node is."""
+        format = self._node.format
+        return messages.status_pb(
+            self._node.incarnation, kv_format_pb(format) if format else None, self._node.stats()
+        )

@@ -1,0 +1,36 @@
+"""The prefill service: assemble, serve, take apart."""
+
+from __future__ import annotations
+
+import uvloop
+
+from services.prefill.service import PrefillService
+from services.prefill.settings import PrefillSettings
+from twostroke.cluster import Role
+from twostroke.rpc.gate import Gate
+from twostroke.rpc.process import exit_code
+from twostroke.rpc.server import serving
+from twostroke.settings import load_or_exit
+from twostroke.telemetry import telemetry
+from twostroke.worker.service import WorkerService
+from twostroke.worker.worker import started
+
+
+async def run(settings: PrefillSettings) -> None:
+    """Serve until told to stop, then drain."""
+    with telemetry("prefill", settings.telemetry) as spans:
+        async with started(settings) as worker:
+            gate = Gate(settings.server.max_calls)
+            services = (PrefillService(worker, spans), WorkerService(worker, Role.PREFILL, gate))
+            async with serving(settings.server, *services, gate=gate):
+                await worker.until_told(settings.server)
+
+
+def main() -> int:
+    """Run the service; answers the exit code of the process."""
+    settings = load_or_exit(PrefillSettings, prog="twostroke-prefill")
+    return exit_code(lambda: uvloop.run(run(settings)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

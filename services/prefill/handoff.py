@@ -1,0 +1,155 @@
+"""The handoff: reuse what is stored, compute the rest, publish block by block, hand over a ticket."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+from twostroke.engine.outputs import FilledBlock, StepOutput
+from twostroke.engine.sequence import EngineRequest
+from twostroke.handoff import First, Handover, PrefillOrder, Progress, Ticket
+from twostroke.kv.keys import block_keys
+from twostroke.kv.refs import BlockRef, Lease
+from twostroke.telemetry import Span
+from twostroke.types import CachedTokens
+from twostroke.worker.loading import STORE_TROUBLE, Prefix, load_prefix
+from twostroke.worker.pulse import with_pulse
+from twostroke.worker.worker import Worker
+
+log = logging.getLogger(__name__)
+PULSE_SECONDS = 10.0
+
+
+class Handoff:
+    """Runs one order at a time per call; calls run side by side."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def run(
+        self, order: PrefillOrder, deadline: float | None, span: Span
+    ) -> AsyncIterator[Progress | First | Handover]:
+        """Yield progress, then the first tokens, then the handover. Leaving early gives everything back."""
+        worker, root = self._worker, self._worker.root(order.context)
+        # The last token is always computed, so a block that ends with it is never read.
+        keys = block_keys(root, order.prompt[:-1], worker.kv_format.block_tokens)
+        sizes = [worker.kv_format.block_tokens] * len(keys)
+        with span.child("twostroke.load", blocks=len(keys)) as loading:
+            prefix = await load_prefix(worker, keys, sizes, None, deadline=deadline)
+            loading.set(local_blocks=prefix.local, loaded_blocks=prefix.loaded)
+        publication = Publication(worker, prefix.lease, deadline)
+        try:
+            async for event in self._compute(order, root, prefix, publication, span):
+                yield event
+            yield publication.hand_over()
+        finally:
+            await publication.close()
+
+    async def _compute(
+        self, order: PrefillOrder, root: bytes, prefix: Prefix, publication: Publication, span: Span
+    ) -> AsyncIterator[Progress | First]:
+        request = EngineRequest(
+            id=order.context.request_id,
+            prompt=order.prompt,
+            root=root,
+            sampling=order.sampling,
+            stops=order.stops,
+            choices=tuple(range(order.choices)),
+            first_token_only=True,
+            export=True,
+            priority=order.context.priority,
+        )
+        with span.child("twostroke.compute", prompt_tokens=len(order.prompt)) as computing:
+            async with self._worker.engine.submit(request) as outputs:
+                async for output in with_pulse(outputs, PULSE_SECONDS):
+                    if output is None:
+                        await publication.keep()
+                        yield publication.progress()
+                        continue
+                    publication.owe(output.filled)
+                    if output.tokens:
+                        computing.set(cached_tokens=output.cached)
+                        yield self._first(output, prefix)
+                    with computing.child("twostroke.publish", blocks=len(output.filled)):
+                        await publication.publish(output.computed)
+                    yield publication.progress()
+
+    def _first(self, output: StepOutput, prefix: Prefix) -> First:
+        store = min(prefix.loaded * self._worker.kv_format.block_tokens, output.cached)
+        cached = CachedTokens(local=output.cached - store, store=store)
+        return First(tuple(zip(output.tokens, output.choices, strict=True)), cached)
+
+
+class Publication:
+    """The blocks of one prompt on their way to the store, all under one lease."""
+
+    def __init__(self, worker: Worker, lease: Lease | None, deadline: float | None) -> None:
+        self._worker = worker
+        self._lease = lease
+        self._deadline = deadline
+        self._owed: list[FilledBlock] = []  # lent by the engine, to be given back
+        self._refs: list[BlockRef] = []  # in prompt order, without a gap
+        self._computed = 0
+        self._complete = True  # whether every block so far was stored
+
+    def progress(self) -> Progress:
+        """How far it is."""
+        return Progress(self._computed, len(self._refs), self._lease)
+
+    def owe(self, blocks: Sequence[FilledBlock]) -> None:
+        """Take blocks over from the engine."""
+        self._owed.extend(blocks)
+
+    async def publish(self, computed: int) -> None:
+        """Copy what is owed to the store, lease it, and give the pages back.
+
+        A block that finds no room ends the publication: a ticket has no gaps, the rest is computed again.
+        """
+        self._computed = computed
+        blocks, self._owed = self._owed, []
+        try:
+            if blocks and self._complete:
+                await self._write(blocks)
+        finally:
+            self._worker.engine.release_pages([block.page for block in blocks])
+
+    async def _write(self, blocks: Sequence[FilledBlock]) -> None:
+        named = [(block.key, block.tokens) for block in blocks]
+        pages = [block.page for block in blocks]
+        try:
+            written = await self._worker.store.write_blocks(self._lease, named, pages, deadline=self._deadline)
+        except STORE_TROUBLE as error:
+            log.warning("publishing failed; the ticket will name fewer blocks", extra={"reason": error.reason})
+            self._complete = False
+            return
+        self._lease = written.lease
+        stored = {ref.key: ref for ref in written.refs}
+        for key, _ in named:
+            if key not in stored:
+                self._complete = False
+                return
+            self._refs.append(stored[key])
+
+    async def keep(self) -> None:
+        """Prolong the lease while the prompt waits."""
+        if self._lease is None:
+            return
+        try:
+            await self._worker.store.renew(self._lease, deadline=self._deadline)
+        except STORE_TROUBLE as error:
+            log.warning("lease not renewed", extra={"reason": error.reason})
+
+    def hand_over(self) -> Handover:
+        """Give the lease away."""
+        if self._lease is None or not self._refs:
+            return Handover(None)
+        lease, self._lease = self._lease, None
+        return Handover(Ticket(blocks=tuple(self._refs), lease=lease, format_digest=self._worker.kv_format.digest))
+
+    async def close(self) -> None:
+        """Give back what is still held."""
+        self._worker.engine.release_pages([block.page for block in self._owed])
+        self._owed = []
+        if self._lease is not None:
+            lease, self._lease = self._lease, None
+            await self._worker.store.release(lease)

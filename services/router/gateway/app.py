@@ -1,0 +1,166 @@
+"""Routes of the HTTP door, and the server behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from services.router.gateway.answer import Answer, StreamedAnswer, WholeAnswer
+from services.router.gateway.body import REQUEST_ID_HEADER, read_json, request_id, request_seconds
+from services.router.gateway.chat import ChatForm
+from services.router.gateway.completions import CompletionForm
+from services.router.gateway.draft import Draft, Form
+from services.router.gateway.errors import as_domain, error_body, error_headers
+from services.router.gateway.generator import Generator
+from services.router.gateway.json_text import Json, encode
+from services.router.gateway.models import model, model_list, require_models
+from services.router.gateway.parse import Asked, parse_chat, parse_completion
+from services.router.gateway.relay import Relay
+from services.router.gateway.settings import GatewaySettings
+from services.router.gateway.sse import EventStream
+from twostroke.errors import Cancelled, Unavailable
+from twostroke.rpc.gate import Gate
+
+Parse: TypeAlias = Callable[[Json, str], Asked]
+
+REQUEST_ID = web.RequestKey("request_id", str)
+KEEPALIVE_SECONDS = 75.0
+EXPEL_SECONDS = 2.0  # for the last error events to leave
+
+
+class Door:
+    """The handlers. Everything that generates passes through the gate."""
+
+    def __init__(self, settings: GatewaySettings, generator: Generator, gate: Gate) -> None:
+        self._settings = settings
+        self._generator = generator
+        self._gate = gate
+
+    def application(self) -> web.Application:
+        """The routes, with errors and request ids around them."""
+        app = web.Application(middlewares=[_guard], client_max_size=self._settings.http_body_bytes)
+        app.on_response_prepare.append(_name)
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/completions", self._complete),
+                web.get("/v1/models", self._models),
+                web.get("/v1/models/{model:.+}", self._model),
+                web.get("/health", self._ready),
+                web.get("/health/live", self._live),
+                web.get("/health/ready", self._ready),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+        return app
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, parse_chat, ChatForm(self._generator.token_bytes))
+
+    async def _complete(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, parse_completion, CompletionForm(self._generator.token_bytes))
+
+    async def _generate(self, http: web.Request, parse: Parse, form: Form) -> web.StreamResponse:
+        """Answer, or fail: with a status, or once the stream is open with an error event and no [DONE]."""
+        async with EventStream(http, self._settings) as events:
+            try:
+                async with self._gate.entered():
+                    return await self._answer(http, events, parse, form)
+            except Cancelled:
+                raise
+            except Exception as error:
+                if not events.opened:
+                    raise
+                await events.send(error_body(as_domain(error)))
+                return events.response()
+
+    async def _answer(self, http: web.Request, events: EventStream, parse: Parse, form: Form) -> web.StreamResponse:
+        require_models(self._generator)
+        deadline = asyncio.get_running_loop().time() + request_seconds(http, self._settings.http_request_seconds)
+        asked = parse(await read_json(http, self._settings.http_body_seconds), http[REQUEST_ID])
+        draft = Draft(asked, form, request_id=http[REQUEST_ID], created=int(time.time()))
+        answer: Answer = StreamedAnswer(draft, form, asked, events) if asked.stream else WholeAnswer(draft)
+        return await Relay(self._generator, answer, deadline).run(asked.requests)
+
+    async def _models(self, _: web.Request) -> web.StreamResponse:
+        return _json(model_list(self._generator))
+
+    async def _model(self, http: web.Request) -> web.StreamResponse:
+        return _json(model(self._generator, http.match_info["model"]))
+
+    async def _live(self, _: web.Request) -> web.StreamResponse:
+        return _json({"status": "live"})
+
+    async def _ready(self, _: web.Request) -> web.StreamResponse:
+        reason = "draining" if self._gate.closed else self._generator.readiness
+        if reason is not None:
+            raise Unavailable(reason, retry_after=1)
+        return _json({"status": "ready"})
+
+    async def _metrics(self, _: web.Request) -> web.StreamResponse:
+        kind = "text/plain; version=0.0.4; charset=utf-8"
+        return web.Response(body=self._generator.render_metrics(), headers={"Content-Type": kind})
+
+
+@asynccontextmanager
+async def http_door(
+    settings: GatewaySettings, generator: Generator, gate: Gate, *, drain_seconds: float
+) -> AsyncIterator[str]:
+    """Serve inside the block, which gets the address. Leaving it closes the gate and drains.
+
+    While open calls finish, for at most `drain_seconds`, new ones are told to come back elsewhere; what is left then
+    ends with an error.
+    Raises: Unavailable, when the address cannot be bound.
+    """
+    runner = web.AppRunner(
+        Door(settings, generator, gate).application(),
+        access_log=None,
+        handler_cancellation=True,  # a client that leaves takes its request with it, streamed or not
+        keepalive_timeout=KEEPALIVE_SECONDS,
+        shutdown_timeout=EXPEL_SECONDS,
+    )
+    await runner.setup()
+    try:
+        await _listen(runner, settings)
+        yield f"{settings.host}:{runner.addresses[0][1]}"
+        gate.close()
+        if not await gate.drained(drain_seconds):
+            gate.expel()
+            await gate.drained(EXPEL_SECONDS)
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, settings: GatewaySettings) -> None:
+    try:
+        await web.TCPSite(runner, settings.host, settings.port).start()
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {settings.http_listen}: {error.strerror}") from error
+
+
+@web.middleware
+async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give every request an id and every error the API's shape."""
+    request[REQUEST_ID] = request_id(request)
+    try:
+        return await handler(request)
+    except Exception as error:  # noqa: BLE001 - every error becomes a response here, and a defect is logged
+        domain = as_domain(error)
+        headers = error_headers(domain)
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            headers["Allow"] = error.headers["Allow"]
+        return _json(error_body(domain), status=domain.http, headers=headers)
+
+
+async def _name(http: web.Request, response: web.StreamResponse) -> None:
+    response.headers[REQUEST_ID_HEADER] = http.get(REQUEST_ID) or request_id(http)
+
+
+def _json(value: Json, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=encode(value), content_type="application/json", status=status, headers=headers)

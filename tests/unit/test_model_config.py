@@ -1,0 +1,249 @@
+"""Configurations of Hugging Face folders and GGUF files: all end tokens united, nothing unknown accepted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tests.support.tiny import END_TOKEN, Tiny, write_tiny, write_tiny_gguf
+from twostroke.engine.config import RopeConfig, RopeScaling
+from twostroke.engine.rope import inverse_frequencies, rotate, rotation
+from twostroke.engine.weights import read_config
+from twostroke.errors import ModelError, UnsupportedModel
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+
+def edit(folder: Path, name: str = "config.json", **changes: Any) -> Path:
+    path = folder / name
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | changes))
+    return folder
+
+
+def write_gguf(path: Path, **values: Any) -> Path:
+    """Write a tiny llama's file, then the same metadata again with `values` set or replaced."""
+    write_tiny_gguf(path)
+    reader = gguf.GGUFReader(path)
+    out = path.with_name("edited.gguf")
+    writer = gguf.GGUFWriter(out, "llama")
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture" or field.name in values:
+            continue
+        kinds = field.types
+        if len(kinds) == 1 or field.data:  # an empty array cannot be written
+            writer.add_key_value(field.name, field.contents(), kinds[0], kinds[1] if len(kinds) > 1 else None)
+    for name, value in values.items():
+        kind = gguf.GGUFValueType.STRING if isinstance(value, str) else gguf.GGUFValueType.UINT32
+        writer.add_key_value(name, value, gguf.GGUFValueType.FLOAT32 if isinstance(value, float) else kind)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def test_end_tokens_are_the_union_of_all_sources_of_a_folder(tmp_path: Path) -> None:
+    folder = edit(write_tiny(tmp_path), eos_token_id=[2, 7])
+    edit(folder, "generation_config.json", eos_token_id=9)
+    edit(
+        folder,
+        "tokenizer_config.json",
+        eos_token={"content": "<end>"},
+        added_tokens_decoder={"11": {"content": "<end>"}},
+    )
+    assert read_config(folder).end_token_ids == {2, 7, 9, 11}
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        {"added_tokens": [{"id": 13, "content": "<end>"}]},
+        {"added_tokens": [], "model": {"vocab": {"<end>": 13}}},
+    ],
+)
+def test_the_tokenizers_end_token_is_found_wherever_its_id_stands(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+    folder = edit(write_tiny(tmp_path), eos_token_id=None)
+    edit(folder, "generation_config.json", eos_token_id=None)
+    edit(folder, "tokenizer_config.json", eos_token="<end>")
+    edit(folder, "tokenizer.json", **tokenizer)
+    assert read_config(folder).end_token_ids == {13}
+
+
+def test_end_tokens_of_a_gguf_file_are_text_turn_and_message(tmp_path: Path) -> None:
+    ids = {"tokenizer.ggml.eot_token_id": 3, "tokenizer.ggml.eom_token_id": 5}
+    assert read_config(write_gguf(tmp_path / "m.gguf", **ids)).end_token_ids == {END_TOKEN, 3, 5}
+
+
+def test_an_end_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"\[99999\] lie outside the vocabulary of 272"):
+        read_config(edit(write_tiny(tmp_path), eos_token_id=99_999))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gemma3"}, "architecture gemma3"),
+        ({"hidden_act": "gelu"}, "hidden_act gelu"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"sliding_window": 64}, "sliding_window of 64"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64}, "sliding_window of 64"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type yarn"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope type dynamic"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope type longrope"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between layers"),
+    ],
+)
+def test_what_the_engine_does_not_have_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        read_config(edit(write_tiny(tmp_path), **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 64},
+        {"sliding_window": 4_096},
+        {"layer_types": ["full_attention", "full_attention"]},
+    ],
+)
+def test_a_window_that_never_closes_is_accepted(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert read_config(edit(write_tiny(tmp_path), **changes)).max_positions == 2_048
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": None}, "does not say hidden_size"),
+        ({"hidden_size": "64"}, "hidden_size is not a whole number"),
+        ({"num_attention_heads": 0}, "num_heads is 0"),
+        ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "does not say factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "must be positive"),
+    ],
+)
+def test_a_contradictory_configuration_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_config(edit(write_tiny(tmp_path), **changes))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000])
+def test_a_damaged_config_file_is_a_typed_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"general.architecture": "gemma3"}, None),
+        ({"llama.expert_count": 8}, "expert_count of 8"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope type yarn"),
+        ({"llama.rope.dimension_count": 8}, "dimension_count of 8"),
+        ({"llama.attention.sliding_window": 64}, "sliding window of 64"),
+    ],
+)
+def test_gguf_settings_the_engine_does_not_have_are_refused(
+    tmp_path: Path, values: dict[str, Any], message: str | None
+) -> None:
+    if message is None:
+        path = tmp_path / "other.gguf"
+        writer = gguf.GGUFWriter(path, "gemma3")
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        message = "architecture gemma3"
+    else:
+        path = write_gguf(tmp_path / "m.gguf", **values)
+    with pytest.raises(UnsupportedModel, match=message):
+        read_config(path)
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("scaling", [LINEAR, LLAMA3, {"type": "linear", "factor": 4.0}, LLAMA3 | {"type": "llama3"}])
+def test_frequencies_equal_transformers_for_every_scaling_and_spelling(
+    tmp_path: Path, scaling: dict[str, Any], key: str
+) -> None:
+    folder = edit(write_tiny(tmp_path, theta=500_000.0), rope_scaling=None)
+    config = read_config(edit(folder, **{key: scaling}))
+    kind = config.rope.scaling.value
+    peer = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=2_048)
+    peer.rope_parameters = scaling | {"rope_type": kind, "rope_theta": 500_000.0}
+    expected, factor = ROPE_INIT_FUNCTIONS[kind](peer, torch.device("cpu"))
+    torch.testing.assert_close(inverse_frequencies(config.rope, config.head_dim), expected, atol=0, rtol=1e-6)
+    assert factor == 1.0
+
+
+def test_rope_parameters_may_carry_theta(tmp_path: Path) -> None:
+    folder = edit(write_tiny(tmp_path), rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    assert read_config(folder).rope == RopeConfig(theta=5e5)
+
+
+def test_the_frequency_divisors_of_a_gguf_file_are_used(tmp_path: Path) -> None:
+    found = read_config(write_tiny_gguf(tmp_path / "m.gguf", rope=LLAMA3))
+    expected = read_config(write_tiny(tmp_path / "m", rope=LLAMA3))
+    assert found.rope.divisors is not None
+    torch.testing.assert_close(
+        inverse_frequencies(found.rope, 16), inverse_frequencies(expected.rope, 16), atol=0, rtol=1e-5
+    )
+
+
+def test_linear_scaling_of_a_gguf_file_is_read_in_both_spellings(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    named = read_config(write_tiny_gguf(tmp_path / "m.gguf", rope=LINEAR)).rope
+    legacy = read_config(write_gguf(tmp_path / "new" / "m.gguf", **{"llama.rope.scale_linear": 4.0})).rope
+    assert named == legacy == RopeConfig(scaling=RopeScaling.LINEAR, factor=4.0)
+
+
+def test_rotation_far_out_keeps_the_angle_of_float64() -> None:
+    rope = RopeConfig(theta=500_000.0)
+    frequencies = inverse_frequencies(rope, 64)
+    cos, sin = rotation(frequencies, torch.tensor([9_000]))
+    angles = 9_000 * frequencies.double()
+    torch.testing.assert_close(cos[0, 0].double(), angles.cos(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(sin[0, 0].double(), angles.sin(), atol=1e-3, rtol=0)
+
+
+def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
+    frequencies = inverse_frequencies(RopeConfig(), 16)
+    q, k = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(0))
+
+    def score(at_q: int, at_k: int) -> torch.Tensor:
+        turned = (rotate(each, *rotation(frequencies, torch.tensor([at]))) for each, at in ((q, at_q), (k, at_k)))
+        return torch.linalg.vecdot(*turned)
+
+    torch.testing.assert_close(score(40, 33), score(1_007, 1_000), atol=1e-4, rtol=0)
+    torch.testing.assert_close(rotate(q, *rotation(frequencies, torch.tensor([99]))).norm(), q.norm())
+
+
+def test_digests_tell_rope_settings_apart() -> None:
+    ropes = [RopeConfig(), RopeConfig(theta=5e5), RopeConfig(scaling=RopeScaling.LINEAR, factor=2.0)]
+    ropes += [RopeConfig(scaling=RopeScaling.LINEAR, factor=4.0), RopeConfig(divisors=(1.0, 2.0))]
+    assert len({rope.digest for rope in ropes}) == len(ropes)
+    assert all(len(rope.digest) == 16 for rope in ropes)
+
+
+def test_a_tiny_config_says_what_was_written(tmp_path: Path) -> None:
+    config, tiny = read_config(write_tiny(tmp_path, family="qwen2")), Tiny()
+    assert (config.vocab_size, config.hidden_size, config.num_layers) == (tiny.vocab, tiny.hidden, tiny.layers)
+    assert (config.attention_bias, config.output_bias, config.architecture) == (True, False, "qwen2")

@@ -1,0 +1,24 @@
+"""Paged attention behind two verbs: `plan` once a step, `attend` once a layer.
+
+Import a backend from its own module, so that none is loaded that is not used.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from twostroke.engine.batch import Batch
+
+Plan = Any  # what a backend's `plan` returned; only the same backend's `attend` looks inside
+
+
+class AttentionBackend(Protocol):
+    """Paged attention on one device. `reference` is the truth; tests/parity holds the rest to it."""
+
+    def plan(self, batch: Batch) -> Plan:
+        """Do the work of a step that is the same for every layer: row numbers, masks, kernel schedules."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+        """Write k, v [T, Hkv, D] into their pages, then attend q [T, H, D] to all up to itself; returns [T, H, D]."""

@@ -1,0 +1,105 @@
+"""What a model is, as numbers: the same whether it came from a Hugging Face folder or a GGUF file."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from twostroke.errors import ModelError
+
+DIGEST_BYTES = 16
+
+
+class RopeScaling(enum.StrEnum):
+    """How rotary frequencies are stretched for contexts longer than the model was trained on."""
+
+    NONE = "none"
+    LINEAR = "linear"  # positions divided by `factor` (position interpolation, arXiv:2306.15595)
+    LLAMA3 = "llama3"  # long wavelengths divided by `factor`, short ones kept, smooth between
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding in the half-rotation layout (arXiv:2104.09864)."""
+
+    theta: float = 10_000.0
+    scaling: RopeScaling = RopeScaling.NONE
+    factor: float = 1.0
+    low_freq_factor: float = 1.0  # llama3 only, as are the next two
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 8_192
+    divisors: tuple[float, ...] | None = None  # one per frequency; a GGUF file's rope_freqs tensor
+
+    def __post_init__(self) -> None:
+        if not (self.theta > 0 and self.factor > 0 and self.low_freq_factor > 0 and self.original_max_positions > 0):
+            raise ModelError("rope theta, factors and original positions must be positive")
+        if self.scaling is RopeScaling.LLAMA3 and self.high_freq_factor <= self.low_freq_factor:
+            raise ModelError("rope high_freq_factor must be above low_freq_factor")
+        if self.divisors is not None and not all(divisor > 0 for divisor in self.divisors):
+            raise ModelError("rope divisors must be positive")
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes of BLAKE2b over the canonical encoding; keys rotated differently never share a block."""
+        return _digest(self, b"twostroke.rope")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shape and arithmetic of a decoder of the Llama family."""
+
+    architecture: str  # llama, mistral, qwen2
+    name: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: RopeConfig
+    max_positions: int
+    tied_embeddings: bool  # the output head is the embedding matrix
+    attention_bias: bool = False  # on the query, key and value projections
+    output_bias: bool = False  # on the attention's output projection
+    end_token_ids: frozenset[int]
+    bos_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int" and value < 1:
+                raise ModelError(f"{field.name} is {value}; it must be at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise ModelError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key-value heads evenly")
+        if self.head_dim % 2:
+            raise ModelError(f"head_dim is {self.head_dim}; rotation needs an even number")
+        if self.rope.divisors is not None and len(self.rope.divisors) != self.head_dim // 2:
+            raise ModelError(f"{len(self.rope.divisors)} rope divisors for {self.head_dim // 2} frequencies")
+        beyond = sorted(token for token in self._special_ids() if not 0 <= token < self.vocab_size)
+        if beyond:
+            raise ModelError(f"token ids {beyond} lie outside the vocabulary of {self.vocab_size}")
+
+    def _special_ids(self) -> frozenset[int]:
+        return self.end_token_ids | ({self.bos_token_id} if self.bos_token_id is not None else set())
+
+    @property
+    def arithmetic_digest(self) -> bytes:
+        """16 bytes over every field that changes what is computed: all but names and special tokens."""
+        plain = dataclasses.replace(self, name="", end_token_ids=frozenset(), bos_token_id=None)
+        return _digest(plain, b"twostroke.model")
+
+
+def _digest(value: RopeConfig | ModelConfig, person: bytes) -> bytes:
+    """Hash fields in name order, tagged and length-delimited; floats by their shortest exact decimal."""
+    digest = blake2b(digest_size=DIGEST_BYTES, person=person)
+    for field in sorted(dataclasses.fields(value), key=lambda each: each.name):
+        part = getattr(value, field.name)
+        raw = part.digest if isinstance(part, RopeConfig) else repr(part).encode()
+        for piece in (field.name.encode(), raw):
+            digest.update(struct.pack("<I", len(piece)) + piece)
+    return digest.digest()

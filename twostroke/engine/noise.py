@@ -1,0 +1,65 @@
+"""Counter-based noise: which random number a token gets depends on what it is, never on when it is drawn.
+
+SplitMix64 (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators", OOPSLA, the finalizer with
+Stafford's mix13 constants; Vigna's public domain `splitmix64.c`). A stream is keyed by (seed, choice, position) and
+token `id` takes the stream's output number `id`, so batch mates, preemption and hand-off cannot change a draw.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_WORD = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, odd
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_LAST_SHIFT = 31
+
+
+def stream_key(seed: int, choice: int, position: int) -> int:
+    """The 64-bit state of one draw's stream: SplitMix64 folded over the three words.
+
+    Args:
+        seed: of the request, unsigned 64 bits.
+        choice: which of the request's answers.
+        position: of the drawn token in the whole sequence, the prompt included.
+    """
+    key = 0
+    for word in (seed, choice, position):
+        key = _mixed((key + word + _GAMMA) & _WORD)
+    return key
+
+
+def token_bits(key: int, ids: Tensor) -> Tensor:
+    """Output number `id` of the stream, for each id: int64 [n] holding 64 random bits."""
+    state = (ids + 1) * _signed(_GAMMA) + _signed(key)  # wraps modulo 2**64
+    for shift, factor in _MIX:
+        state = (state ^ _shifted(state, shift)) * _signed(factor)
+    return state ^ _shifted(state, _LAST_SHIFT)
+
+
+def gumbel(key: int, ids: Tensor) -> Tensor:
+    """Standard Gumbel noise for each token id: float64 [n].
+
+    The upper 52 bits become a uniform number strictly between 0 and 1, each step's centre, so both logarithms are
+    finite. The argmax of logits plus this noise is distributed as their softmax (Maddison et al. 2014,
+    arXiv:1411.0030).
+    """
+    uniform = (_shifted(token_bits(key, ids), 12).to(torch.float64) + 0.5) * 2.0**-52
+    return -torch.log(-torch.log(uniform))
+
+
+def _mixed(state: int) -> int:
+    for shift, factor in _MIX:
+        state = ((state ^ (state >> shift)) * factor) & _WORD
+    return state ^ (state >> _LAST_SHIFT)
+
+
+def _shifted(state: Tensor, count: int) -> Tensor:
+    """A logical right shift; torch's own keeps the sign."""
+    return (state >> count) & ((1 << (64 - count)) - 1)
+
+
+def _signed(word: int) -> int:
+    """The same 64 bits read as two's complement, which is what int64 tensors take."""
+    return word - (1 << 64) if word >> 63 else word

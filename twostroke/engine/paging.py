@@ -1,0 +1,118 @@
+"""The pages of a sequence: found, given, grown, published and freed. Keeps block pool and sequence in agreement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke.engine.blocks import BlockPool
+from twostroke.engine.loans import PageLoans
+from twostroke.engine.outputs import FilledBlock
+from twostroke.engine.sequence import Sequence
+from twostroke.engine.step import PageCopy
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What of a waiting sequence is in pages already."""
+
+    pages: list[int]  # full blocks, to share
+    tail: int | None  # a page to copy, since the sequence goes on writing in that block
+    tokens: int  # found in all
+
+
+class Paging:
+    """Moves pages between the pool and sequences."""
+
+    def __init__(self, pool: BlockPool, loans: PageLoans, page_tokens: int) -> None:
+        self._pool = pool
+        self._loans = loans
+        self._page_tokens = page_tokens
+
+    @property
+    def returned(self) -> int:
+        """See `BlockPool.returned`."""
+        return self._pool.returned
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold so many tokens."""
+        return -(-tokens // self._page_tokens)
+
+    def find(self, sequence: Sequence) -> Prefix:
+        """The longest cached prefix: full blocks, then an exact tail. At least one token is left to run."""
+        pages = self._pool.match(sequence.keys[: (len(sequence.tokens) - 1) // self._page_tokens])
+        for key, tokens in sequence.tails(len(pages)):
+            cached = self._pool.find(key)
+            if cached is not None:
+                return Prefix(pages, cached.page, tokens)
+        return Prefix(pages, None, len(pages) * self._page_tokens)
+
+    def reserve(self, sequence: Sequence, prefix: Prefix) -> bool:
+        """Give a waiting sequence all the pages it needs to begin, or nothing at all.
+
+        The tail's page is not held: its copy is made before anything runs, in order of admission, so even a page that
+        this very step takes for something else still has its bytes by then.
+        """
+        self._pool.hold(prefix.pages)
+        if prefix.tail is not None:
+            self._pool.touch(prefix.tail)
+        taken = self._pool.take(self.pages_for(sequence.length_to_admit) - len(prefix.pages))
+        if taken is None:
+            self._pool.release(reversed(prefix.pages))
+            return False
+        sequence.pages = prefix.pages + taken
+        sequence.computed = prefix.tokens
+        sequence.published = len(prefix.pages)
+        return True
+
+    def copy_of(self, sequence: Sequence, prefix: Prefix) -> PageCopy | None:
+        """The copy that gives a sequence with fresh pages its tail, if it found one."""
+        target = sequence.pages[len(prefix.pages)]
+        return None if prefix.tail is None or prefix.tail == target else PageCopy(prefix.tail, target)
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Make room for the newest token; False, and no change, when the pool is empty."""
+        missing = self.pages_for(len(sequence.tokens)) - len(sequence.pages)
+        taken = self._pool.take(max(0, missing))
+        if taken is None:
+            return False
+        sequence.pages += taken
+        return True
+
+    def free(self, sequence: Sequence) -> None:
+        """Take a sequence's pages back; what was published stays cached, and its end is evicted first."""
+        self._pool.release(reversed(sequence.pages))
+        sequence.pages = []
+        sequence.computed = sequence.published = 0
+
+    def publish(self, sequence: Sequence, *, tail: bool) -> tuple[FilledBlock, ...]:
+        """Put the blocks that are full into the prefix index; returns those to be exported, each lent.
+
+        Args:
+            sequence: after its `computed` tokens grew.
+            tail: whether the partial block after them counts too. It must not be written again.
+        """
+        sequence.extend_keys()
+        full = sequence.computed // self._page_tokens
+        for block in range(sequence.published, full):
+            self._pool.publish(sequence.pages[block], sequence.keys[block], self._page_tokens)
+        sequence.published = max(sequence.published, full)
+        if not sequence.request.export:
+            return ()
+        filled = [self._filled(sequence, block, sequence.keys[block]) for block in range(sequence.exported, full)]
+        sequence.exported = max(sequence.exported, full)
+        if tail and sequence.computed > full * self._page_tokens:
+            key = sequence.tail_key(full)
+            rest = self._filled(sequence, full, key)
+            self._pool.publish(rest.page, key, rest.tokens)
+            filled.append(rest)
+        self._loans.lend([block.page for block in filled])
+        return tuple(filled)
+
+    def _filled(self, sequence: Sequence, block: int, key: bytes) -> FilledBlock:
+        return FilledBlock(
+            key=key,
+            page=sequence.pages[block],
+            tokens=min(self._page_tokens, sequence.computed - block * self._page_tokens),
+            index=block,
+            parent=sequence.parent(block),
+        )

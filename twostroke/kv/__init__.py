@@ -1,0 +1,1 @@
+"""Keys, formats and clients of the KV block store."""

@@ -1,0 +1,47 @@
+"""Names of stored blocks, of places in an arena, and of the leases that keep them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """One stored block. A key never names two contents; the generation says which use of a slot is meant."""
+
+    key: bytes
+    generation: int
+    tokens: int  # fewer than the format's block_tokens only in the last block of a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSlot:
+    """A written block and where it lies."""
+
+    block: BlockRef
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A slot that one writer may fill with the block named by `key`."""
+
+    key: bytes
+    generation: int
+    slot: int
+
+    def written(self, tokens: int) -> BlockSlot:
+        """The block that the slot holds once `tokens` tokens were copied into it."""
+        return BlockSlot(BlockRef(self.key, self.generation, tokens), self.slot)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Keeps blocks in a store until it is released, or `seconds` have passed since it was last prolonged.
+
+    It belongs to an attempt, not to a process: whoever knows it may renew, extend and release it.
+    """
+
+    id: str
+    seconds: float
+    incarnation: str  # of the store; after a restart of the store the lease is void

@@ -1,0 +1,88 @@
+"""What the user of `twostroke up` reads: a line where something happens, and one that says ready."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from twostroke.launcher.journal import Line
+from twostroke.launcher.plan import Site
+
+TROUBLES_SHOWN = 20  # of one child in TROUBLES_SECONDS; the rest is in its log file
+TROUBLES_SECONDS = 10.0
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # where to go when a door is open on every interface
+
+
+class Progress:
+    """Writes progress to `notes` and the ready line to `out`.
+
+    Args:
+        clock: seconds that never run backwards.
+    """
+
+    def __init__(self, out: TextIO, notes: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out = out
+        self._notes = notes
+        self._clock = clock
+        self._started = clock()
+        self._shown: dict[str, tuple[float, int]] = {}  # child -> start of its window, troubles shown in it
+        self._ready = False
+
+    def note(self, text: str) -> None:
+        """One line of progress."""
+        _write(self._notes, f"twostroke: {text}\n")
+
+    def line(self, child: str, line: Line) -> None:
+        """Pass on what a child says: everything of note while loading, trouble at any time."""
+        if line.is_trouble:
+            if self._may_show(child):
+                self.note(f"{child}: {line.level}: {line}")
+        elif line.event == "serving":
+            self.note(f"{child} serves at {line.fields.get('address')} ({self._seconds():.1f} s)")
+        elif line.level == "info" and not self._ready:
+            self.note(f"{child}: {line.event}")
+
+    def ready(self, site: Site, weights: str, fields: Mapping[str, Any]) -> None:
+        """Say where the cluster is, and how to ask it something; later on, only that it is back."""
+        if self._ready:
+            self.note("ready again")
+            return
+        self._ready = True
+        about = f"{fields.get('model', site.model.name)}, weights {weights}"
+        workers = f"{len(site.prefill)} prefill, {len(site.decode)} decode"
+        http, grpc = reachable(site.http_listen), reachable(site.router.reach)
+        _write(
+            self._out,
+            f"ready http://{http} ({about}, {workers}, gRPC {grpc}, {self._seconds():.1f} s)\n"
+            f"  curl http://{http}/v1/chat/completions -H 'content-type: application/json' \\\n"
+            '    -d \'{"messages": [{"role": "user", "content": "What is the capital of France?"}]}\'\n'
+            f'  openai.OpenAI(base_url="http://{http}/v1", api_key="none").chat.completions.create(\n'
+            '    model="default", messages=[{"role": "user", "content": "What is the capital of France?"}])\n'
+            f"  twostroke chat --address {grpc}\n",
+        )
+
+    def _seconds(self) -> float:
+        return self._clock() - self._started
+
+    def _may_show(self, child: str) -> bool:
+        start, shown = self._shown.get(child, (self._clock(), 0))
+        if self._clock() - start >= TROUBLES_SECONDS:
+            start, shown = self._clock(), 0
+        self._shown[child] = (start, shown + 1)
+        if shown == TROUBLES_SHOWN:
+            self.note(f"{child}: more warnings are in its log")
+        return shown < TROUBLES_SHOWN
+
+
+def _write(stream: TextIO, text: str) -> None:
+    with contextlib.suppress(OSError):  # a closed terminal or pipe must not end the cluster
+        stream.write(text)
+        stream.flush()
+
+
+def reachable(address: str) -> str:
+    """The address to give to a client of a door that listens at `address`."""
+    host, _, port = address.rpartition(":")
+    return f"{_ANYWHERE.get(host, host)}:{port}"

@@ -1,0 +1,1 @@
+"""Routing policy; pure: no clock, socket or tensor."""

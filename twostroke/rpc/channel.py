@@ -1,0 +1,102 @@
+"""Client channels: limits and keepalive that the server agrees with, one event loop per channel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Self, TypeVar, cast
+
+import grpc
+
+from twostroke.errors import Unavailable
+from twostroke.limits import MESSAGE_BYTES
+
+KEEPALIVE_MS = 20_000
+KEEPALIVE_TIMEOUT_MS = 10_000
+
+# The server must allow pings at least as often as clients send them, or it answers long silent calls with GOAWAY
+# (too_many_pings). Both lists come from the two numbers above.
+MESSAGE_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+)
+CLIENT_OPTIONS = (
+    *MESSAGE_OPTIONS,
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),  # a replaced worker must not inherit an old connection's back-off
+)
+SERVER_OPTIONS = (
+    *MESSAGE_OPTIONS,
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.http2.max_ping_strikes", 3),
+    ("grpc.so_reuseport", 0),  # a second server on the same port is an error, not a silent share
+)
+
+MultiCallable = TypeVar("MultiCallable", bound=Callable[..., object])
+
+
+def connect(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port` for the running event loop; calls from any other loop raise RuntimeError."""
+    if not address:
+        raise Unavailable("no address to connect to")
+    return OneLoopChannel(grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS), asyncio.get_running_loop())
+
+
+class OneLoopChannel(grpc.aio.Channel):
+    """Refuses calls from a loop other than its own: grpc.aio loses wake-ups when loops share its objects."""
+
+    def __init__(self, channel: grpc.aio.Channel, loop: asyncio.AbstractEventLoop) -> None:
+        self._channel = channel
+        self._loop = loop
+
+    def _guarded(self, call: MultiCallable) -> MultiCallable:
+        def guarded(*args: Any, **kwargs: Any) -> object:
+            if asyncio.get_running_loop() is not self._loop:
+                raise RuntimeError("this channel belongs to another event loop; hand the work over to that one")
+            return call(*args, **kwargs)
+
+        return cast("MultiCallable", guarded)
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
+        return self._guarded(self._channel.unary_unary(*args, **kwargs))
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
+        return self._guarded(self._channel.unary_stream(*args, **kwargs))
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
+        return self._guarded(self._channel.stream_unary(*args, **kwargs))
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
+        return self._guarded(self._channel.stream_stream(*args, **kwargs))
+
+    async def close(self, grace: float | None = None) -> None:
+        """Close the channel and end its calls."""
+        await self._channel.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Connectivity now."""
+        return self._channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Return when the state is no longer the one observed."""
+        await self._channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """Return when connected."""
+        await self._channel.channel_ready()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()

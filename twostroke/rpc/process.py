@@ -1,0 +1,36 @@
+"""How a service process ends: an exit code, and one line that says why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from twostroke.errors import TwostrokeError
+from twostroke.settings import InvalidSetting
+
+log = logging.getLogger(__name__)
+
+
+def exit_code(run: Callable[[], None]) -> int:
+    """Run a service; 0 when it drained, 1 when it failed, 2 when it was told something wrong."""
+    try:
+        run()
+    except KeyboardInterrupt:
+        return 130
+    except (InvalidSetting, TwostrokeError, BaseExceptionGroup) as raised:
+        error = _first(raised)
+        if isinstance(error, InvalidSetting):
+            log.error("wrong setting", extra={"error": str(error)})  # noqa: TRY400 - one line, by design
+            return 2
+        if isinstance(error, TwostrokeError):
+            log.error("stopped", extra={"error": str(error), "cure": error.cure})  # noqa: TRY400
+            return 1
+        raise
+    return 0
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first cause inside groups of errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

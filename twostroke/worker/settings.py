@@ -1,0 +1,65 @@
+"""Settings that prefill and decode workers share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twostroke.engine.linear import WeightMode
+from twostroke.engine.settings import EngineSettings
+from twostroke.kv.format import KvFormat
+from twostroke.rpc.server import ServerSettings
+from twostroke.settings import InvalidSetting, parse_bytes, setting
+from twostroke.telemetry import TelemetrySettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """Runs one engine over one model."""
+
+    model: Path = setting(help="a GGUF file, or a folder with config.json and *.safetensors")
+    kvstore: str = setting(help="host:port of this host's KV block store")
+    weights: WeightMode = setting(
+        WeightMode.F16, help="values of the matrices; workers in different modes share nothing"
+    )
+    block_tokens: int = setting(16, help="tokens per block; every worker and store must agree")
+    kv_bytes: str = setting("1GiB", help="memory for pages of keys and values")
+    tokens_per_step: int = setting(
+        512, help="tokens of one forward pass; running streams first, prompts share the rest"
+    )
+    max_chunk: int | None = setting(None, help="most tokens of one prompt in one forward pass; unset is no limit")
+    max_running: int = setting(64, help="sequences that are computed at once")
+    max_waiting: int = setting(256, help="sequences that may wait; more are refused")
+    threads: int = setting(1, help="torch threads; more than one pays only on a machine without neighbours")
+    lease_seconds: float = setting(30.0, help="how long blocks stay leased without a renewal")
+    server: ServerSettings = field(default_factory=ServerSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block_tokens <= 256:
+            raise InvalidSetting("block_tokens", self.block_tokens, "must lie between 1 and 256")
+        if not 1 <= self.lease_seconds <= 600:
+            raise InvalidSetting("lease_seconds", self.lease_seconds, "must lie between 1 and 600")
+        parse_bytes("kv_bytes", self.kv_bytes)
+        self.engine(pages=2)
+
+    def engine(self, *, pages: int) -> EngineSettings:
+        """The engine's share of these settings."""
+        try:
+            return EngineSettings(
+                pages=pages,
+                tokens_per_step=self.tokens_per_step,
+                max_running=self.max_running,
+                max_waiting=self.max_waiting,
+                max_chunk=self.max_chunk,
+                threads=self.threads,
+            )
+        except ValueError as error:
+            raise InvalidSetting("engine", "", str(error)) from error
+
+    def pages(self, kv_format: KvFormat) -> int:
+        """Pages that fit into `kv_bytes`, the scratch page beside them."""
+        fit = parse_bytes("kv_bytes", self.kv_bytes) // kv_format.block_bytes
+        if fit < 1:
+            raise InvalidSetting("kv_bytes", self.kv_bytes, f"one page takes {kv_format.block_bytes} bytes")
+        return fit + 1

@@ -1,0 +1,84 @@
+"""A worker: one engine, one connection to the store, one identity."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from twostroke.engine.engine import Engine
+from twostroke.engine.weights import LoadedModel, load_model
+from twostroke.errors import FormatMismatch, WorkerLost
+from twostroke.kv.blocks import BlockStoreClient
+from twostroke.kv.format import KvFormat
+from twostroke.kv.keys import root_key
+from twostroke.rpc.server import ServerSettings, told_to_stop
+from twostroke.text.bundle import TokenizerBundle, load_bundle
+from twostroke.types import CachePolicy, RequestContext
+from twostroke.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """What the servicers of a worker work with."""
+
+    incarnation: str
+    loaded: LoadedModel
+    bundle: TokenizerBundle
+    kv_format: KvFormat
+    engine: Engine
+    store: BlockStoreClient
+    settings: WorkerSettings
+
+    def check_addressed(self, incarnation: str, format_digest: bytes) -> None:
+        """Raise WorkerLost or FormatMismatch when a request means another worker than this one."""
+        if incarnation != self.incarnation:
+            raise WorkerLost("this worker was restarted since the request was placed", retry_after=0)
+        if format_digest != self.kv_format.digest:
+            raise FormatMismatch("the request is for another model, weight mode or block size", field="format_digest")
+
+    def root(self, context: RequestContext) -> bytes:
+        """Parent key of a request's first block; whoever bypasses the cache gets a root of its own."""
+        salt = f"request:{context.request_id}" if context.cache_policy is CachePolicy.BYPASS else f"salt:{context.salt}"
+        return root_key(self.kv_format.digest, context.namespace, salt)
+
+    async def until_told(self, server: ServerSettings) -> None:
+        """Return when the process is told to stop. Raises Internal when the engine dies first."""
+        waits = {asyncio.create_task(told_to_stop(server)), asyncio.create_task(self.engine.watch())}
+        done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        for task in done:
+            task.result()
+
+
+@asynccontextmanager
+async def started(settings: WorkerSettings) -> AsyncIterator[Worker]:
+    """Load the model, start its engine and attach to the store; take all apart on leaving."""
+    loaded, bundle = await asyncio.gather(
+        asyncio.to_thread(load_model, settings.model, mode=settings.weights),
+        asyncio.to_thread(load_bundle, settings.model),
+    )
+    kv_format = loaded.kv_format(block_tokens=settings.block_tokens)
+    async with (
+        Engine.start(settings.engine(pages=settings.pages(kv_format)), loaded.model, kv_format) as engine,
+        BlockStoreClient.connect(settings.kvstore, kv_format, engine.cache.rows()) as store,
+    ):
+        log.info(
+            "model ready",
+            extra={"model": kv_format.model, "weights": kv_format.weight_mode, "pages": engine.cache.pages},
+        )
+        yield Worker(
+            incarnation=secrets.token_hex(8),
+            loaded=loaded,
+            bundle=bundle,
+            kv_format=kv_format,
+            engine=engine,
+            store=store,
+            settings=settings,
+        )
