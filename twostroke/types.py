@@ -133,6 +133,7 @@ class GenerateRequest:
     n: int = 1
     model: str = "default"
     continue_final_message: bool = False  # the last message is the assistant's and is to be continued
+    traceparent: str | None = None  # W3C trace context of the caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from services.decode.publisher import Publisher
 from twostroke.engine.sequence import EngineRequest
 from twostroke.errors import BlocksMissing
 from twostroke.handoff import Admitted, DecodeOrder, Written
+from twostroke.kv.keys import block_keys
 from twostroke.kv.refs import Lease
 from twostroke.telemetry import Span
 from twostroke.worker.loading import Prefix, load_prefix
@@ -30,7 +31,7 @@ class Admission:
         prefix = await load_prefix(self._worker, keys, sizes, lease, deadline=deadline)
         return prefix.local + prefix.loaded
 
-    async def run(self, order: DecodeOrder, deadline: float | None, span: Span) -> AsyncIterator[Written]:
+    async def run(self, order: DecodeOrder, deadline: float | None, span: Span) -> AsyncGenerator[Written, None]:
         """Yield the tokens of one choice. Leaving, for any reason, frees everything of the sequence.
 
         Raises: BlocksMissing, when more of a ticket's prompt is gone than this worker computes by itself.
@@ -49,13 +50,19 @@ class Admission:
                 return
 
     async def _load(self, order: DecodeOrder, deadline: float | None) -> Prefix:
-        if order.ticket is None:
-            return Prefix()
-        keys = [block.key for block in order.ticket.blocks]
-        sizes = [block.tokens for block in order.ticket.blocks]
-        return await load_prefix(self._worker, keys, sizes, order.ticket.lease, deadline=deadline)
+        if order.ticket is not None:
+            keys = [block.key for block in order.ticket.blocks]
+            sizes = [block.tokens for block in order.ticket.blocks]
+            return await load_prefix(self._worker, keys, sizes, order.ticket.lease, deadline=deadline)
+        # Without a ticket the store may still hold most of it: an answer that another worker had begun.
+        size = self._worker.kv_format.block_tokens
+        keys = block_keys(self._worker.root(order.context), (*order.prompt, *order.emitted)[:-1], size)
+        prefix = await load_prefix(self._worker, keys, [size] * len(keys), None, deadline=deadline)
+        if prefix.lease is not None:
+            await self._worker.store.release(prefix.lease)  # the pages hold the blocks now
+        return prefix
 
-    async def _step(self, order: DecodeOrder, prefix: Prefix, span: Span) -> AsyncIterator[Written]:
+    async def _step(self, order: DecodeOrder, prefix: Prefix, span: Span) -> AsyncGenerator[Written, None]:
         request = EngineRequest(
             id=order.context.request_id,
             prompt=order.prompt,

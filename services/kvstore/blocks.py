@@ -26,9 +26,7 @@ class Blocks:
     What ends by time has ended for every call from its deadline on, whether or not `watch` has run by then.
     """
 
-    def __init__(
-        self, arena: Arena, layout: ArenaLayout, limits: StoreLimits, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, arena: Arena, layout: ArenaLayout, limits: StoreLimits, clock: Callable[[], float]) -> None:
         self.arena = arena
         self.layout = layout
         self._store = BlockStore(layout.slots, limits)

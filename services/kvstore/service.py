@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import closing
 
 import grpc
 
-from services.kvstore.blocks import Blocks
 from services.kvstore.node import Node
-from services.kvstore.streams import Incoming, Piece, Seal, outgoing
-from twostroke.errors import InvalidRequest
+from services.kvstore.streams import Incoming, outgoing
 from twostroke.kv import messages
 from twostroke.rpc.interceptor import Context
 from twostroke.v1 import kvstore_pb2 as pb
 from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
-from twostroke.wire import check_keys, duration_pb, kv_format, kv_format_pb
+from twostroke.wire import duration_pb, kv_format, kv_format_pb
 
 
 class KvStoreService(KvStoreServiceServicer):
@@ -120,6 +118,4 @@ class KvStoreService(KvStoreServiceServicer):
     async def GetStatus(self, request: pb.GetStoreStatusRequest, context: Context) -> pb.GetStoreStatusResponse:
         """Say how full the node is."""
         format = self._node.format
-        return messages.status_pb(
-            self._node.incarnation, kv_format_pb(format) if format else None, self._node.stats()
-        )
+        return messages.status_pb(self._node.incarnation, kv_format_pb(format) if format else None, self._node.stats())

@@ -19,7 +19,8 @@ class StoreSettings:
 
     arena_bytes: int = setting(1 << 30, help="size of the arena, reserved at start")
     arena_directory: Path | None = setting(
-        None, help="folder of the arena, shared with the workers; /dev/shm by default, a temporary one where it is missing"
+        None,
+        help="folder of the arena, shared with the workers; /dev/shm by default, a temporary one where it is missing",
     )
     checksums: bool = setting(False, help="check every block read through the arena, not only its name and generation")
     max_keys: int = setting(4_096, help="keys in one call")

@@ -9,7 +9,7 @@ import xxhash
 
 from services.kvstore.blocks import Blocks
 from twostroke.errors import InvalidRequest
-from twostroke.kv.messages import PIECE_BYTES, WrittenBlock, check_tokens
+from twostroke.kv.messages import PIECE_BYTES, WrittenBlock
 from twostroke.kv.refs import BlockRef, Lease, Reservation
 
 
@@ -66,7 +66,9 @@ class Incoming:
         if len(data) > PIECE_BYTES:
             raise InvalidRequest(f"a piece has at most {PIECE_BYTES} bytes", field="data")
         if bool(key) == bool(self._open):
-            raise InvalidRequest("a key comes with the first piece of a block, after the block before is whole", field="key")
+            raise InvalidRequest(
+                "a key comes with the first piece of a block, after the block before is whole", field="key"
+            )
         block = self._open or self._begin(key)
         block.extend(data, self._blocks)
         if seal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from twostroke.engine.outputs import FilledBlock, StepOutput
 from twostroke.engine.sequence import EngineRequest
@@ -28,7 +28,7 @@ class Handoff:
 
     async def run(
         self, order: PrefillOrder, deadline: float | None, span: Span
-    ) -> AsyncIterator[Progress | First | Handover]:
+    ) -> AsyncGenerator[Progress | First | Handover, None]:
         """Yield progress, then the first tokens, then the handover. Leaving early gives everything back."""
         worker, root = self._worker, self._worker.root(order.context)
         # The last token is always computed, so a block that ends with it is never read.
@@ -47,7 +47,7 @@ class Handoff:
 
     async def _compute(
         self, order: PrefillOrder, root: bytes, prefix: Prefix, publication: Publication, span: Span
-    ) -> AsyncIterator[Progress | First]:
+    ) -> AsyncGenerator[Progress | First, None]:
         request = EngineRequest(
             id=order.context.request_id,
             prompt=order.prompt,

@@ -31,9 +31,9 @@ class Oracle:
     def gguf(cls, path: Path) -> Oracle:
         """Load a GGUF file by transformers' own reader, dequantizer and name map."""
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-        model = AutoModelForCausalLM.from_config(config, **_OPTIONS)
-        tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
-        absent = model.load_state_dict(tensors, strict=False).missing_keys
+        model = AutoModelForCausalLM.from_config(config, **_OPTIONS)  # type: ignore[no-untyped-call]
+        read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)  # type: ignore[no-untyped-call]
+        absent = model.load_state_dict(read["tensors"], strict=False).missing_keys
         if absent and not (absent == ["lm_head.weight"] and config.tie_word_embeddings):
             raise ValueError(f"transformers read no {absent}")
         model.tie_weights()

@@ -2,28 +2,22 @@
 
 import json
 import logging
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
 from tests.support.forward import all_logits
-from tests.support.tiny import Array, Tiny, interleaved, write_tiny, write_tiny_gguf
+from tests.support.tiny import Array, Tiny, write_tiny, write_tiny_gguf
 from twostroke.engine.linear import LinearFactory, has_packed_kernels
-from twostroke.engine.loading.gguf_tensors import GgufSource, half_rotation_order
 from twostroke.engine.weights import WeightMode, load_model
-from twostroke.errors import ModelError, UnsupportedModel
-from twostroke.gguf import read_header
+from twostroke.errors import ModelError
 
 TOKENS = list(b"a tiny prompt")
-WRITABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 needs_packing = pytest.mark.skipif(not has_packed_kernels(), reason="this build of torch packs no float16 matrices")
-K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 
 def change(folder: Path, edit: Callable[[dict[str, Array]], object]) -> Path:
@@ -36,16 +30,6 @@ def change(folder: Path, edit: Callable[[dict[str, Array]], object]) -> Path:
 
 def logits(path: Path) -> torch.Tensor:
     return all_logits(load_model(path, mode=WeightMode.F32), TOKENS)
-
-
-def write_one_tensor(path: Path, data: Array, kind: gguf.GGMLQuantizationType) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("t", data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 # Tied heads
@@ -94,6 +78,14 @@ def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
         load_model(folder, mode=WeightMode.F16)
 
 
+def test_more_layers_than_the_files_hold_are_noticed_at_once(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 10**12}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"layers\.999999999999\.input_layernorm\.weight is missing"):
+        load_model(folder, mode=WeightMode.F16)
+
+
 def test_an_unused_tensor_is_named(tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.q_proj.bias"
     folder = change(write_tiny(tmp_path), lambda tensors: tensors.update({name: np.zeros(64, np.float32)}))
@@ -138,170 +130,6 @@ def test_a_path_that_holds_no_model_is_a_typed_error(tmp_path: Path) -> None:
         load_model(tmp_path / "absent", mode=WeightMode.F16)
     with pytest.raises(ModelError, match=r"cannot read config\.json"):
         load_model(tmp_path, mode=WeightMode.F16)
-
-
-# Safetensors
-
-
-def shard(folder: Path, *, missing: str | None = None) -> Path:
-    """Split a folder's tensors over two files with an index, and lose one of them."""
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    weight_map = {name: f"model-{1 + at % 2:05d}-of-00002.safetensors" for at, name in enumerate(tensors)}
-    for file in set(weight_map.values()) - {missing}:
-        save_file({name: tensors[name] for name in tensors if weight_map[name] == file}, folder / file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return folder
-
-
-def test_shards_load_as_one_file_does(tmp_path: Path) -> None:
-    whole, sharded = write_tiny(tmp_path / "whole"), shard(write_tiny(tmp_path / "sharded"))
-    torch.testing.assert_close(logits(sharded), logits(whole), atol=0, rtol=0)
-
-
-def test_a_missing_shard_is_named_before_anything_is_read(tmp_path: Path) -> None:
-    lost = "model-00002-of-00002.safetensors"
-    folder = shard(write_tiny(tmp_path), missing=lost)
-    (folder / "model-00001-of-00002.safetensors").write_bytes(b"damaged as well")
-    with pytest.raises(ModelError, match=f"files that are not there: {lost}"):
-        load_model(folder, mode=WeightMode.F16)
-
-
-def test_an_index_that_disagrees_with_a_shard_is_refused(tmp_path: Path) -> None:
-    folder = shard(write_tiny(tmp_path))
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    del index["weight_map"]["model.norm.weight"]
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelError, match=r"disagree on model\.norm\.weight"):
-        load_model(folder, mode=WeightMode.F16)
-
-
-def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
-    folder = shard(write_tiny(tmp_path))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"t": "../../etc/passwd"}}))
-    with pytest.raises(ModelError, match="outside the folder"):
-        load_model(folder, mode=WeightMode.F16)
-
-
-@pytest.mark.parametrize("size", [0, 100, -1])
-def test_a_cut_file_is_a_typed_error(tmp_path: Path, size: int) -> None:
-    folder = write_tiny(tmp_path)
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ModelError, match=r"cannot read model\.safetensors"):
-        load_model(folder, mode=WeightMode.F16)
-
-
-def test_an_integer_tensor_is_unsupported_by_name_and_dtype(tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path)
-    tensors = {**load_file(folder / "model.safetensors"), "model.norm.weight": np.ones(64, np.int8)}
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(UnsupportedModel, match=r"tensor model\.norm\.weight has dtype I8"):
-        load_model(folder, mode=WeightMode.F16)
-
-
-def test_pickled_weights_are_never_read(tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UnsupportedModel, match="only pickled weights"):
-        load_model(folder, mode=WeightMode.F16)
-
-
-# GGUF
-
-
-def test_a_scale_that_is_not_finite_is_refused_by_tensor(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "model.gguf", quantization=gguf.GGMLQuantizationType.Q4_1)
-    raw = bytearray(path.read_bytes())
-    embeddings = next(each for each in read_header(path).tensors if each.name == "token_embd.weight")
-    raw[embeddings.offset : embeddings.offset + 2] = np.float16("nan").tobytes()
-    path.write_bytes(raw)
-    with pytest.raises(ModelError, match=r"model\.embed_tokens\.weight holds NaN"):
-        load_model(path, mode=WeightMode.F16)
-
-
-@pytest.mark.parametrize("name", WRITABLE)
-def test_a_tensor_of_each_writable_type_dequantizes_bit_for_bit(tmp_path: Path, name: str) -> None:
-    kind = gguf.GGMLQuantizationType[name]
-    values = np.random.default_rng(1).standard_normal((600, 512)).astype(np.float32)  # more than one slab
-    packed = gguf.quants.quantize(values, kind)
-    expected = gguf.quants.dequantize(packed.view(np.uint8), kind)
-    found = GgufSource(write_one_tensor(tmp_path / "t.gguf", packed, kind)).read("t").numpy()
-    assert found.shape == (600, 512)
-    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
-
-
-@pytest.mark.parametrize("name", K_QUANTS)
-def test_a_tensor_of_each_k_quant_dequantizes_bit_for_bit(tmp_path: Path, name: str) -> None:
-    kind = gguf.GGMLQuantizationType[name]
-    block, size = gguf.GGML_QUANT_SIZES[kind]
-    random = np.random.default_rng(2).integers(0, 256, (600, 512 // block * size), dtype=np.uint8)
-    packed = random & 0xBF  # without the top exponent bit every float16 in it is finite
-    expected = gguf.quants.dequantize(packed, kind)
-    found = GgufSource(write_one_tensor(tmp_path / "t.gguf", packed, kind)).read("t").numpy()
-    assert found.shape == (600, 512)
-    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
-
-
-@pytest.mark.parametrize("name", ["IQ4_NL", "I32", "TQ1_0"])
-def test_another_type_is_unsupported_by_tensor_and_type(tmp_path: Path, name: str) -> None:
-    kind = gguf.GGMLQuantizationType[name]
-    block, size = gguf.GGML_QUANT_SIZES[kind]
-    path = write_one_tensor(tmp_path / "t.gguf", np.zeros((2, 256 // block * size), np.uint8), kind)
-    with pytest.raises(UnsupportedModel, match=f"tensor t has type {name}"):
-        GgufSource(path)
-
-
-def test_an_unknown_type_number_is_unsupported(tmp_path: Path) -> None:
-    path = write_one_tensor(tmp_path / "t.gguf", np.zeros((2, 32), np.float32), gguf.GGMLQuantizationType.F32)
-    raw = path.read_bytes()
-    old, new = (b"t" + struct.pack("<IQQI", 2, 32, 2, kind) for kind in (0, 999))
-    path.write_bytes(raw.replace(old, new))
-    with pytest.raises(UnsupportedModel, match="type number 999"):
-        GgufSource(path)
-
-
-@pytest.mark.parametrize("heads", [1, 2, 4])
-@pytest.mark.parametrize("shape", [(64, 24), (64,)])
-def test_interleaved_rows_come_back_in_half_rotation_order(heads: int, shape: tuple[int, ...]) -> None:
-    rows = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    found = half_rotation_order(torch.from_numpy(interleaved(rows, heads)), heads)
-    np.testing.assert_array_equal(found.numpy(), rows)
-
-
-@pytest.mark.parametrize("alignment", [8, 64, 4_096])
-def test_any_alignment_loads_the_same_values(tmp_path: Path, alignment: int) -> None:
-    usual = write_tiny_gguf(tmp_path / "usual.gguf")
-    aligned = write_tiny_gguf(tmp_path / "aligned.gguf", alignment=alignment)
-    aligned.write_bytes(aligned.read_bytes() + bytes(1_000))  # padding at the end is harmless
-    torch.testing.assert_close(logits(aligned), logits(usual), atol=0, rtol=0)
-
-
-def test_a_part_of_a_split_file_is_refused_and_the_parts_are_named(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama", split_max_tensors=1)
-    for name in ("one", "two"):
-        writer.add_tensor(name, np.zeros((2, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    parts = sorted(tmp_path.glob("*.gguf"))
-    with pytest.raises(UnsupportedModel, match=f"one of 2 parts, {parts[0].name} to {parts[-1].name}"):
-        load_model(parts[0], mode=WeightMode.F16)
-
-
-def test_a_gguf_file_that_ends_early_is_refused(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "model.gguf")
-    path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(ModelError, match="the file is cut short"):
-        load_model(path, mode=WeightMode.F16)
-
-
-def test_a_gguf_tensor_nobody_uses_is_named(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "model.gguf")
-    path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))
-    with pytest.raises(ModelError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.weight is missing"):
-        load_model(path, mode=WeightMode.F16)
 
 
 # Values

@@ -100,6 +100,7 @@ def test_an_end_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"sliding_window": 64}, "sliding_window of 64"),
+        ({"model_type": "mistral", "max_position_embeddings": 32_768}, "sliding_window of 4096"),  # the default
         ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64}, "sliding_window of 64"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
@@ -134,6 +135,7 @@ def test_a_window_that_never_closes_is_accepted(tmp_path: Path, changes: dict[st
     [
         ({"hidden_size": None}, "does not say hidden_size"),
         ({"hidden_size": "64"}, "hidden_size is not a whole number"),
+        ({"rms_norm_eps": float("nan")}, "norm_eps is nan"),
         ({"num_attention_heads": 0}, "num_heads is 0"),
         ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
         ({"rope_scaling": {"rope_type": "linear"}}, "does not say factor"),

@@ -129,7 +129,7 @@ def test_private_use_characters_in_contents_are_ordinary() -> None:
 
 @pytest.mark.parametrize("roles", [("system", "user"), ("user", "user"), ("system",), ("tool",)])
 def test_a_template_that_refuses_roles_is_the_callers_error_in_its_own_words(roles: tuple[str, ...]) -> None:
-    with pytest.raises(InvalidRequest, match="Conversation roles must alternate|Only user and assistant") as caught:
+    with pytest.raises(InvalidRequest, match=r"Conversation roles must alternate|Only user and assistant") as caught:
         template(MISTRAL_CHAT).render([{"role": role, "content": "x"} for role in roles])
     assert caught.value.field == "messages"
 

@@ -20,10 +20,10 @@ def render(source: str, *, limits: TemplateLimits | None = None) -> str:
     [
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.__class__.__init__.__globals__ }}",
-        "{{ raise_exception.__globals__ }}",
-        "{{ namespace.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__.keys() }}",
+        "{{ namespace.__init__.__globals__.keys() }}",
         "{{ self.__init__.__globals__ }}",
-        "{{ strftime_now.__self__.__class__ }}",
+        "{{ strftime_now.__closure__[0].cell_contents }}",
         "{{ messages.append(1) }}",
         "{{ messages[0].update({'role': 'system'}) }}",
         "{{ '%s' | attr('__class__') }}{{ ('' | attr('__class__')).__mro__ }}",
@@ -49,8 +49,8 @@ def test_a_template_cannot_leave_the_sandbox(source: str) -> None:
         "{{ 1000000000 * ['x'] }}",
         "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
         "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
-        "{% set n = namespace(x=['a']) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x == n.x }}",
-        "{% set n = namespace(x={}) %}{% for i in range(60) %}{% set n.x = {'a': n.x, 'b': n.x} %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x=[]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x={}) %}{% for i in range(60) %}{% set n.x = {1: n.x, 2: n.x} %}{% endfor %}",
         "{% set n = namespace(x=9) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
         "{{ 9 ** 9 ** 9 }}",
         "{{ '%1000000000d' % 1 }}",
@@ -60,18 +60,18 @@ def test_a_template_cannot_leave_the_sandbox(source: str) -> None:
         "{{ '{:>{}}'.format(1, 1000000000) }}",
         "{{ 'x'.ljust(1000000000) }}",
         "{{ (1).to_bytes(1000000000) }}",
-        "{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}",
-        "{{ ('a' * 1000000) | replace('a', 'b' * 1000000) }}",
-        "{{ range(99999) | map('string') | join('x' * 1000000) }}",
-        "{{ ('x' * 1000000).join(range(99999) | map('string') | list) }}",
-        "{{ ('x\n' * 1000000) | indent('y' * 1000000) }}",
+        "{{ ('a' * 10000).replace('a', 'b' * 10000) }}",
+        "{{ ('a' * 10000) | replace('a', 'b' * 10000) }}",
+        "{{ range(99999) | map('string') | join('x' * 10000) }}",
+        "{{ ('x' * 10000).join(range(99999) | map('string') | list) }}",
+        "{{ ('x\n' * 10000) | indent('y' * 10000) }}",
         "{{ [1] | tojson(indent=1000000000) }}",
-        "{{ [[1] * 99999] * 99 | sum(start=[]) }}",
+        "{{ ([[1] * 999] * 9) | sum(start=[]) }}",
     ],
 )
 def test_a_template_cannot_run_away(source: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        render(source, limits=TemplateLimits(steps=20_000, size=1 << 22))
+        render(source, limits=TemplateLimits(steps=20_000, size=1 << 18))
     assert caught.value.field == "messages"
 
 
@@ -104,7 +104,7 @@ def test_a_template_that_cannot_be_let_in_is_the_models_error(source: str) -> No
         ("{% for i in [1, 2, 3] %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "13"),
         ("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "1"),
         (
-            "{% for i in [1, 2, 3] if i != 2 %}{{ loop.index }}/{{ loop.length }}{{ ' ' if not loop.last }}{% endfor %}",
+            "{% for i in [1, 2, 3] if i != 2 %}{{ loop.index }}/{{ loop.length }}{{ ' ' if loop.first }}{% endfor %}",
             "1/2 2/2",
         ),
         ("{% generation %}hi{% endgeneration %}", "hi"),
@@ -113,7 +113,7 @@ def test_a_template_that_cannot_be_let_in_is_the_models_error(source: str) -> No
         ("  {% if true %}\n  x\n  {% endif %}\n", "  x\n"),
         ("{% set a, b = (1, 2) %}{{ a ~ b }}", "12"),
         (
-            "{% set ns = namespace(found=false) %}{% for i in [1] %}{% set ns.found = true %}{% endfor %}{{ ns.found }}",
+            "{% set n = namespace(found=false) %}{% for i in [1] %}{% set n.found = true %}{% endfor %}{{ n.found }}",
             "True",
         ),
         ("{% for key, value in {'a': 1}.items() %}{{ key }}={{ value }}{% endfor %}", "a=1"),

@@ -85,6 +85,22 @@ def test_a_bundle_survives_the_wire(tmp_path: Path) -> None:
     assert replace(bundle, chat_template=None).digest != bundle.digest
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"added_tokens": [{"id": 1}]},
+        {"added_tokens": {"a": 1}},
+        {"decoder": "ByteLevel"},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a"]]}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}}},
+        {"model": {"type": "Unigram", "vocab": ["a"]}},
+    ],
+)
+def test_a_file_of_another_shape_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(ModelError):
+        write(tmp_path, tiny_document() | change)
+
+
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"\xff", b'{"tokenizer_json": 1}', b"null"])
 def test_bytes_that_are_no_bundle_are_refused(raw: bytes) -> None:
     with pytest.raises(ModelError):

@@ -74,6 +74,8 @@ class ModelConfig:
             value = getattr(self, field.name)
             if field.type == "int" and value < 1:
                 raise ModelError(f"{field.name} is {value}; it must be at least 1")
+        if not 0 <= self.norm_eps < 1:
+            raise ModelError(f"norm_eps is {self.norm_eps}; it must lie between 0 and 1")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key-value heads evenly")
         if self.head_dim % 2:

@@ -69,7 +69,11 @@ def load_model(path: Path, *, mode: WeightMode) -> LoadedModel:
     checkpoint = Checkpoint(source)
     with ThreadPoolExecutor(_LOAD_THREADS, thread_name_prefix="load-model") as threads:
         digest = threads.submit(weights_digest, config, source.files)
-        model = _assemble(config, checkpoint, LinearFactory(mode, packs=has_packed_kernels()), threads)
+        try:
+            model = _assemble(config, checkpoint, LinearFactory(mode, packs=has_packed_kernels()), threads)
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)  # one bad tensor: do not load the rest first
+            raise
         checkpoint.finish()
         _return_free_memory()
         return LoadedModel(config=model.config, model=model, mode=mode, weights_digest=digest.result())
@@ -88,6 +92,7 @@ def _assemble(
     config: ModelConfig, checkpoint: Checkpoint, factory: LinearFactory, threads: ThreadPoolExecutor
 ) -> CausalModel:
     """Build all parts, a few at a time: reading, packing and hashing release the interpreter lock."""
+    checkpoint.require(f"model.layers.{config.num_layers - 1}.input_layernorm.weight")  # before work for any layer
     layers = [threads.submit(_layer, index, config, checkpoint, factory) for index in range(config.num_layers)]
     embeddings, head = _ends(config, checkpoint, factory)
     norm = checkpoint.take("model.norm.weight", config.hidden_size)

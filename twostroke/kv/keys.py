@@ -11,6 +11,8 @@ import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from twostroke.types import CachePolicy, RequestContext
+
 KEY_BYTES = 16
 HASH_SCHEME = "blake2b-128-chain/v1"
 
@@ -30,6 +32,13 @@ def root_key(format_digest: bytes, namespace: str, salt: str = "") -> bytes:
     for tag, value in ((b"f", format_digest), (b"n", namespace.encode()), (b"s", salt.encode())):
         digest.update(tag + struct.pack("<I", len(value)) + value)
     return digest.digest()
+
+
+def request_root(format_digest: bytes, context: RequestContext) -> bytes:
+    """The parent of a request's first block; one that bypasses the cache gets a root that no other request has."""
+    if context.cache_policy is CachePolicy.BYPASS:
+        return root_key(format_digest, context.namespace, f"request:{context.request_id}")
+    return root_key(format_digest, context.namespace, f"salt:{context.salt}" if context.salt else "")
 
 
 def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:

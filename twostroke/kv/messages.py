@@ -81,9 +81,7 @@ def written_blocks(messages: Sequence[kvstore_pb2.WrittenBlock], *, block_tokens
     for each in messages:
         check_tokens(each.block.tokens, block_tokens)
     return tuple(
-        WrittenBlock(
-            BlockSlot(block_ref(each.block), each.slot), each.checksum if each.HasField("checksum") else None
-        )
+        WrittenBlock(BlockSlot(block_ref(each.block), each.slot), each.checksum if each.HasField("checksum") else None)
         for each in messages
     )
 
@@ -91,9 +89,7 @@ def written_blocks(messages: Sequence[kvstore_pb2.WrittenBlock], *, block_tokens
 def written_blocks_pb(values: Iterable[WrittenBlock]) -> list[kvstore_pb2.WrittenBlock]:
     """Write blocks to be published."""
     return [
-        kvstore_pb2.WrittenBlock(
-            block=block_ref_pb(each.place.block), slot=each.place.slot, checksum=each.checksum
-        )
+        kvstore_pb2.WrittenBlock(block=block_ref_pb(each.place.block), slot=each.place.slot, checksum=each.checksum)
         for each in values
     ]
 

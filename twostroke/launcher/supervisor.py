@@ -83,9 +83,11 @@ class Supervisor:
         return clean
 
     def _hear(self, child: Child, line: Line) -> None:
+        if self._stopping.is_set() and not line.is_trouble:
+            return
         if child.spec.role is Role.ROUTER and line.event == "ready":
             self._progress.ready(self._site, self._options.weights, line.fields)
-        elif not self._stopping.is_set() or line.is_trouble:
+        else:
             self._progress.line(child.spec.name, line)
 
     def _on_signal(self) -> None:

@@ -27,6 +27,15 @@ def bundle_from_folder(path: Path) -> TokenizerBundle:
         ModelError: a file is damaged or contradicts another.
         UnsupportedModel: there is no `tokenizer.json`, or it is of an unsupported kind.
     """
+    try:
+        return _read(path)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"the tokenizer files of {path.name} are not as transformers writes them: {error!r}"
+        ) from error
+
+
+def _read(path: Path) -> TokenizerBundle:
     document = _json(path / "tokenizer.json")
     if document is None:
         raise UnsupportedModel(f"{path.name} has no tokenizer.json; other tokenizer files are not read")

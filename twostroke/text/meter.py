@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 from jinja2.exceptions import SecurityError
 
@@ -20,7 +19,8 @@ class TemplateLimits:
     """Bounds on one rendering. Between two steps a template can only work on values of bounded size."""
 
     steps: int = 200_000  # turns of loops, bodies of macros, calls
-    size: int = 16 << 20  # characters and container items made, all together
+    size: int = 4 << 20  # characters and container items made, all together ...
+    growth: int = 16  # ... and so many more for each one given: templates build long texts piece by piece
     seconds: float = 2.0
 
 
@@ -29,8 +29,10 @@ class Meter:
 
     __slots__ = ("_clock", "_deadline", "_size", "_steps")
 
-    def __init__(self, limits: TemplateLimits, clock: Callable[[], float]) -> None:
-        self._steps, self._size = limits.steps, limits.size
+    def __init__(self, limits: TemplateLimits, given: object, clock: Callable[[], float]) -> None:
+        """Start the time. `given` is what the template is rendered from; `clock` counts seconds."""
+        self._steps = limits.steps
+        self._size = limits.size + limits.growth * sum(_weights(given))
         self._clock, self._deadline = clock, clock() + limits.seconds
 
     def step(self) -> None:
@@ -49,22 +51,23 @@ class Meter:
 
     def charge(self, value: object) -> None:
         """Count a value that was made, with all it holds: a list that holds another twice counts it twice."""
-        pending = [iter((value,))]
-        while pending:
-            item = next(pending[-1], pending)  # the stack itself marks an iterator's end
-            if item is pending:
-                pending.pop()
-            elif isinstance(item, str):
-                self.reserve(1 + len(item))
-            elif isinstance(item, int) and item.bit_length() > MAX_INTEGER_BITS:
-                raise LimitExceeded("the chat template makes too large a number")
-            else:
-                self.reserve(1)
-                if children := _children(item):
-                    pending.append(iter(children))
+        for weight in _weights(value):
+            self.reserve(weight)
 
 
-def _children(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
-        return [each for pair in islice(value.items(), None) for each in pair]
-    return value if isinstance(value, list | tuple | set | frozenset) else ()
+def _weights(value: object) -> Iterator[int]:
+    """One number for each string and item in `value`; lazily, since nested lists can stand for endless ones."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            yield 1 + len(item)
+            continue
+        if isinstance(item, int) and item.bit_length() > MAX_INTEGER_BITS:
+            raise LimitExceeded("the chat template makes too large a number")
+        yield 1
+        if isinstance(item, Mapping):
+            pending += item.keys()
+            pending += item.values()
+        elif isinstance(item, list | tuple | set | frozenset):
+            pending += item

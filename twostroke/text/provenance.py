@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from twostroke.limits import ROLES
 from twostroke.text.segment import Segment, any_of
 
-_PLANE = 0xF0000  # Supplementary Private Use Area-A
+_PLANE = 0xF0000  # Supplementary Private Use Area-A ...
+_PLANE_CHARACTERS = 0xFFFE  # ... and how many it has
 _UNMARKABLE = frozenset("\"'\\")  # JSON and string literals treat these apart
-_WORDS = frozenset({"role", "type"})  # fields whose words templates compare; marked only where they name a token
+_WORD = "type"  # a field whose words templates compare; marked only where they name a token
 
 
 class Marking(enum.Enum):
@@ -27,7 +28,7 @@ class Marking(enum.Enum):
     """
 
     EVERY = enum.auto()  # each character that occurs in the name of a control token
-    PUNCTUATION = enum.auto()  # of those, the ones that are neither letter nor digit
+    PUNCTUATION = enum.auto()  # of those, the ones that are neither letter nor digit, where a name has any
     NAMES = enum.auto()  # whole names of control tokens
 
 
@@ -37,20 +38,17 @@ class Provenance:
     def __init__(self, names: Sequence[str]) -> None:
         """`names` are the control tokens' names, as templates write them."""
         self._names = any_of(names)
-        alphabet = {
-            char for char in "".join(names) if not char.isspace() and char not in _UNMARKABLE and char < "\ufffe"
-        }
-        self._every = _marks(alphabet)
-        self._tables = {
-            Marking.EVERY: self._every,
-            Marking.PUNCTUATION: _marks({char for char in alphabet if not char.isalnum()}),
-            Marking.NAMES: {},
-        }
+        letters = [{char for char in name if _markable(char)} for name in names]
+        punctuation = [{char for char in name if not char.isalnum()} or name for name in letters]
+        self._every = _marks(letters)
+        self._tables = {Marking.EVERY: self._every, Marking.PUNCTUATION: _marks(punctuation)}
 
     def marked(self, value: object, marking: Marking) -> object:
-        """A copy of a JSON-like value with its strings marked; so are keys that name a control token."""
-        table = self._tables[marking]
-        return _mapped(value, lambda text: self._mark_names(text).translate(table), self._mark_names)
+        """A copy of a JSON-like value with its strings marked; in keys, names of control tokens are."""
+        table = self._tables.get(marking)
+        return _mapped(
+            value, self._mark_names if table is None else lambda text: text.translate(table), self._mark_names
+        )
 
     def segments(self, text: str, evidence: str) -> list[Segment] | None:
         """Split `text` so that the template's control tokens, and nothing else, stand in segments that allow them.
@@ -75,8 +73,12 @@ class Provenance:
         return self._names.sub(lambda match: match[0].translate(self._every), text)
 
 
-def _marks(chars: set[str]) -> Mapping[int, int]:
-    return {ord(char): _PLANE + ord(char) for char in chars}
+def _markable(char: str) -> bool:
+    return not char.isspace() and char not in _UNMARKABLE and ord(char) < _PLANE_CHARACTERS
+
+
+def _marks(groups: Sequence[set[str]]) -> dict[int, int]:
+    return {ord(char): _PLANE + ord(char) for group in groups for char in group}
 
 
 def _mapped(value: object, words: Callable[[str], str], keys: Callable[[str], str]) -> object:
@@ -84,7 +86,7 @@ def _mapped(value: object, words: Callable[[str], str], keys: Callable[[str], st
         return words(value)
     if isinstance(value, Mapping):
         return {
-            keys(key): item if _is_role(key, item) else _mapped(item, keys if key in _WORDS else words, keys)
+            keys(key): item if _is_role(key, item) else _mapped(item, keys if key == _WORD else words, keys)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):

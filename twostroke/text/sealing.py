@@ -82,8 +82,8 @@ def _sealed_model(model: Document, names: dict[str, str]) -> Document:
 
 
 def _touches(merge: str | list[str], names: dict[str, str]) -> bool:
-    left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return left + right in names or left in names or right in names
+    parts = merge.split(" ") if isinstance(merge, str) else merge
+    return "".join(parts) in names or any(part in names for part in parts)
 
 
 def _try(raw: bytes, added: list[Document]) -> None:

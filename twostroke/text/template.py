@@ -106,7 +106,7 @@ class ChatTemplate:
         fixed = {
             **self._names,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            "strftime_now": (now or datetime.now()).strftime,
+            "strftime_now": _strftime_at(now or datetime.now()),
         }
         return self._segments(given, fixed, continued=continue_final_message)
 
@@ -129,12 +129,22 @@ class ChatTemplate:
         if continued:
             given = {**given, "messages": _with_end(given["messages"])}
         try:
-            text = self._template.render({**fixed, **given, METER: Meter(self._limits, self._clock)})
+            meter = Meter(self._limits, given, self._clock)
+            text = self._template.render({**fixed, **given, METER: meter})
         except _FAILURES as error:
             raise InvalidRequest(
                 f"the chat template refuses the messages: {str(error)[:MAX_MESSAGE_CHARACTERS]}", field="messages"
             ) from error
         return _cut(text) if continued else text
+
+
+def _strftime_at(moment: datetime) -> Callable[[str], str]:
+    """What templates call to print the time; a function, since the sandbox lets no datetime through."""
+
+    def strftime_now(format_: str) -> str:
+        return moment.strftime(format_)
+
+    return strftime_now
 
 
 def _checked(messages: Sequence[Mapping[str, object]]) -> _Chat:

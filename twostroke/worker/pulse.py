@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from twostroke.engine.outputs import StepOutput
 
 
-async def with_pulse(outputs: AsyncIterator[StepOutput], seconds: float) -> AsyncIterator[StepOutput | None]:
+async def with_pulse(outputs: AsyncIterator[StepOutput], seconds: float) -> AsyncGenerator[StepOutput | None, None]:
     """Yield the outputs, and None whenever `seconds` went by without one.
 
     An engine's stream takes an output only when it hands it over, so a wait that is given up loses nothing.

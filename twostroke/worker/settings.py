@@ -7,6 +7,7 @@ from pathlib import Path
 
 from twostroke.engine.linear import WeightMode
 from twostroke.engine.settings import EngineSettings
+from twostroke.kv.blocks import TransportChoice
 from twostroke.kv.format import KvFormat
 from twostroke.rpc.server import ServerSettings
 from twostroke.settings import InvalidSetting, parse_bytes, setting
@@ -31,6 +32,7 @@ class WorkerSettings:
     max_running: int = setting(64, help="sequences that are computed at once")
     max_waiting: int = setting(256, help="sequences that may wait; more are refused")
     threads: int = setting(1, help="torch threads; more than one pays only on a machine without neighbours")
+    transport: TransportChoice = setting(TransportChoice.AUTO, help="how block bytes move: auto, shm or grpc")
     lease_seconds: float = setting(30.0, help="how long blocks stay leased without a renewal")
     server: ServerSettings = field(default_factory=ServerSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

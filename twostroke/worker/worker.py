@@ -14,10 +14,11 @@ from twostroke.engine.weights import LoadedModel, load_model
 from twostroke.errors import FormatMismatch, WorkerLost
 from twostroke.kv.blocks import BlockStoreClient
 from twostroke.kv.format import KvFormat
-from twostroke.kv.keys import root_key
+from twostroke.kv.keys import request_root
 from twostroke.rpc.server import ServerSettings, told_to_stop
-from twostroke.text.bundle import TokenizerBundle, load_bundle
-from twostroke.types import CachePolicy, RequestContext
+from twostroke.text.bundle import TokenizerBundle
+from twostroke.text.loading import load_bundle
+from twostroke.types import RequestContext
 from twostroke.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -43,9 +44,8 @@ class Worker:
             raise FormatMismatch("the request is for another model, weight mode or block size", field="format_digest")
 
     def root(self, context: RequestContext) -> bytes:
-        """Parent key of a request's first block; whoever bypasses the cache gets a root of its own."""
-        salt = f"request:{context.request_id}" if context.cache_policy is CachePolicy.BYPASS else f"salt:{context.salt}"
-        return root_key(self.kv_format.digest, context.namespace, salt)
+        """Parent key of a request's first block."""
+        return request_root(self.kv_format.digest, context)
 
     async def until_told(self, server: ServerSettings) -> None:
         """Return when the process is told to stop. Raises Internal when the engine dies first."""
@@ -67,7 +67,13 @@ async def started(settings: WorkerSettings) -> AsyncIterator[Worker]:
     kv_format = loaded.kv_format(block_tokens=settings.block_tokens)
     async with (
         Engine.start(settings.engine(pages=settings.pages(kv_format)), loaded.model, kv_format) as engine,
-        BlockStoreClient.connect(settings.kvstore, kv_format, engine.cache.rows()) as store,
+        BlockStoreClient.opened(
+            settings.kvstore,
+            kv_format,
+            engine.cache.rows(),
+            transport=settings.transport,
+            lease_seconds=settings.lease_seconds,
+        ) as store,
     ):
         log.info(
             "model ready",

@@ -36,7 +36,8 @@ class Checkpoint:
     """Takes tensors from a source, each with the shape it must have, and holds the loader to account.
 
     Raises:
-        ModelError: from `take`, a tensor is missing, misshapen or not finite; from `finish`, one was not used.
+        ModelError: from `require` and `take`, a tensor is missing, misshapen or not finite; from `finish`, one was
+            not used.
     """
 
     def __init__(self, source: TensorSource) -> None:
@@ -47,11 +48,16 @@ class Checkpoint:
         """Say whether the files hold `name`."""
         return name in self._source.shapes
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """Read one tensor: float32 [*shape], all values finite."""
+    def require(self, name: str) -> tuple[int, ...]:
+        """Return the shape that the files give `name`."""
         found = self._source.shapes.get(name)
         if found is None:
             raise ModelError(f"tensor {name} is missing")
+        return found
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Read one tensor: float32 [*shape], all values finite."""
+        found = self.require(name)
         if found != shape:
             raise ModelError(f"tensor {name} has shape {list(found)}; the configuration needs {list(shape)}")
         self._unused.discard(name)

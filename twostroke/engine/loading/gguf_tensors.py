@@ -54,15 +54,18 @@ class GgufSource:
         self._path = path
         _refuse_split(path, header.metadata)
         self._bytes: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-        self._tensors = {_rename(info.name): info for info in header.tensors}
-        self._divisors = self._tensors.pop(_ROPE_DIVISORS, None)
+        self._tensors: dict[str, TensorInfo] = {}
         for info in header.tensors:
             self._check(info)
+            if self._tensors.setdefault(_rename(info.name), info) is not info:
+                raise ModelError(f"{path.name} holds {_rename(info.name)} under two names")
+        self._divisors = self._tensors.pop(_ROPE_DIVISORS, None)
+        self._shapes = {name: info.shape for name, info in self._tensors.items()}
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Every tensor by its Hugging Face name; one without such a name keeps its own."""
-        return {name: info.shape for name, info in self._tensors.items()}
+        return self._shapes
 
     @property
     def files(self) -> tuple[Path, ...]:

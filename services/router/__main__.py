@@ -1,0 +1,75 @@
+"""The router: assemble, serve, take apart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import uvloop
+
+from services.router.accounting import Ledger
+from services.router.dispatch import Dispatch
+from services.router.fleet import Fleet
+from services.router.gateway.app import http_door
+from services.router.metrics import Metrics
+from services.router.placer import Placer
+from services.router.service import RouterService
+from services.router.settings import RouterSettings
+from twostroke.kv.client import KvStoreClient
+from twostroke.routing.index import PrefixIndex
+from twostroke.rpc.gate import Gate
+from twostroke.rpc.process import exit_code
+from twostroke.rpc.server import Server, serving, told_to_stop
+from twostroke.settings import load_or_exit
+from twostroke.telemetry import telemetry
+
+log = logging.getLogger(__name__)
+
+
+async def run(settings: RouterSettings) -> None:
+    """Serve until told to stop, then drain."""
+    metrics, index = Metrics(), PrefixIndex(settings.dispatch.index_keys)
+    with (
+        telemetry("router", settings.telemetry) as spans,
+        Ledger.opened(settings.dispatch.usage_log, metrics) as ledger,
+    ):
+        async with (
+            Fleet.running(settings.prefill, settings.decode, on_lost=index.forget) as fleet,
+            KvStoreClient.connect(settings.kvstore, lambda: fleet.kv_format) as store,
+        ):
+            placer = Placer(fleet, index, settings.dispatch.worker_wait_seconds)
+            dispatch = Dispatch(fleet, placer, store, ledger, metrics, spans)
+            gate = Gate(settings.server.max_calls)  # one bound over both doors
+            service = RouterService(dispatch, fleet, gate, settings.dispatch)
+            async with (
+                serving(settings.server, service, gate=gate, ready=False) as server,
+                http_door(settings.gateway, dispatch, gate, drain_seconds=settings.server.drain_seconds) as address,
+            ):
+                announcing = asyncio.create_task(_announce(fleet, server, address), name="readiness")
+                await told_to_stop(settings.server)
+                announcing.cancel()
+            dispatch.close()
+
+
+async def _announce(fleet: Fleet, server: Server, address: str) -> None:
+    """Keep the health service in step with the fleet, and log each change."""
+    log.info("listening", extra={"http": address, "grpc": server.address})
+    while True:
+        reason = fleet.readiness
+        await server.set_ready(reason is None)
+        if reason is None:
+            log.info("ready", extra={"http": address, "grpc": server.address})
+        else:
+            log.info("not ready", extra={"reason": reason})
+        while fleet.readiness == reason:
+            await fleet.changed()
+
+
+def main() -> int:
+    """Run the service; answers the exit code of the process."""
+    settings = load_or_exit(RouterSettings, prog="twostroke-router")
+    return exit_code(lambda: uvloop.run(run(settings)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

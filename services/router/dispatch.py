@@ -1,0 +1,150 @@
+"""A request's one path: tokenize, place, prefill, hand over, decode; with what is tried again when a worker is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from services.router.accounting import Account, Ledger
+from services.router.answer import Answer
+from services.router.errand import Errand
+from services.router.fleet import Fleet, ServedModel
+from services.router.gateway.generator import ModelCard
+from services.router.metrics import Metrics
+from services.router.placer import Placer
+from services.router.prompt import prepare
+from twostroke.cluster import Role
+from twostroke.errors import Unavailable
+from twostroke.kv.client import KvStoreClient
+from twostroke.telemetry import Span, Telemetry
+from twostroke.types import ChoiceFinished, Delta, Event, GenerateRequest, Started, Usage
+
+TOKENIZER_THREADS = 2
+
+
+class Dispatch:
+    """What both doors call."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        placer: Placer,
+        store: KvStoreClient,
+        ledger: Ledger,
+        metrics: Metrics,
+        telemetry: Telemetry,
+    ) -> None:
+        self._fleet = fleet
+        self._placer = placer
+        self._store = store
+        self._ledger = ledger
+        self._metrics = metrics
+        self._telemetry = telemetry
+        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+
+    @property
+    def models(self) -> Sequence[ModelCard]:
+        """The model served; none until the first worker is warm."""
+        model = self._fleet.model
+        if model is None:
+            return ()
+        return (
+            ModelCard(
+                id=model.info.id,
+                fingerprint=model.info.fingerprint,
+                weight_mode=model.info.weight_mode,
+                context_tokens=model.info.context_tokens,
+                created=model.created,
+            ),
+        )
+
+    @property
+    def readiness(self) -> str | None:
+        """None when ready, else one line that says why not."""
+        return self._fleet.readiness
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes of a token; none for a control token."""
+        return self._require_model().tokenizer.token_bytes(token_id)
+
+    def render_metrics(self) -> bytes:
+        """All metrics in the Prometheus text format."""
+        for role in Role:
+            self._metrics.workers.labels(role.value).set(len(self._fleet.available(role)))
+        return self._metrics.render()
+
+    async def generate(self, request: GenerateRequest, deadline: float | None) -> AsyncGenerator[Event, None]:
+        """Yield Started, then deltas, one ChoiceFinished per choice, and Usage last; closing it stops all work.
+
+        Args:
+            request: checked by `twostroke.limits`.
+            deadline: event loop time at which the request ends with DeadlineExceeded.
+
+        Raises: TwostrokeError. What makes a request refusable is found before Started.
+        """
+        attributes = {
+            "request_id": request.context.request_id,
+            "choices": request.n,
+            "seed": str(request.sampling.seed),
+        }
+        with (
+            self._ledger.account(request) as account,
+            self._metrics.open_requests.track_inprogress(),
+            self._telemetry.span("twostroke.request", parent=request.traceparent, **attributes) as span,
+        ):
+            model = self._require_model()
+            with span.child("twostroke.tokenize") as tokenizing:
+                loop = asyncio.get_running_loop()
+                prompt = await loop.run_in_executor(self._threads, prepare, model, request)
+                tokenizing.set(prompt_tokens=len(prompt.ids))
+            account.model, account.prompt_tokens = model.info.id, len(prompt.ids)
+            yield Started(
+                request_id=request.context.request_id,
+                model=model.info.id,
+                seed=request.sampling.seed,
+                prompt_tokens=len(prompt.ids),
+                fingerprint=model.info.fingerprint,
+            )
+            answer = Answer(request.n, model.tokenizer, request.stop_strings)
+            errand = Errand(self._placer, self._store, self._metrics, request, prompt, answer, account, deadline)
+            async for event in self._answered(errand, answer, account, span):
+                yield event
+            yield Usage(
+                prompt_tokens=account.prompt_tokens,
+                completion_tokens=account.completion_tokens,
+                cached=account.cached,
+            )
+            span.set(output_tokens=account.completion_tokens, cached_tokens=account.cached.total)
+
+    async def _answered(
+        self, errand: Errand, answer: Answer, account: Account, span: Span
+    ) -> AsyncGenerator[Delta | ChoiceFinished, None]:
+        """Run the errand in a task of its own: task groups and timeouts must not span a yield."""
+        task = asyncio.create_task(errand.run(span), name=f"errand {errand.request_id}")
+        task.add_done_callback(lambda _: answer.close())
+        try:
+            async for event in answer.events():
+                if isinstance(event, ChoiceFinished):
+                    account.finish.append(event.reason.value)
+                elif account.first_token() is not None:
+                    span.set(first_token=True)
+                account.completion_tokens = answer.completion_tokens
+                yield event
+            await task
+        finally:
+            account.completion_tokens = answer.completion_tokens
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # retrieved: it was raised above, or the caller has left
+
+    def _require_model(self) -> ServedModel:
+        model = self._fleet.model
+        if model is None:
+            raise Unavailable("no worker has loaded the model yet", retry_after=1)
+        return model
+
+    def close(self) -> None:
+        """Stop the tokenizer threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

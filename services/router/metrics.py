@@ -1,0 +1,73 @@
+"""The router's metrics, declared in one place; a fixed set of labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from services.router.accounting import Account
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """Counts and times of requests as the router sees them. One registry of its own, nothing global."""
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._requests = Counter("twostroke_requests", "Requests by how they ended", ["outcome"], registry=registry)
+        self._tokens = Counter(
+            "twostroke_tokens",
+            "Tokens of ended requests: prompt, completion, cached_local, cached_store",
+            ["kind"],
+            registry=registry,
+        )
+        self._first_token = Histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "From receipt of a request to its first token",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._between_tokens = Histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Time between tokens after the first, averaged over a request",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "gen_ai_server_request_duration_seconds",
+            "From receipt of a request to its end",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._retries = Counter(
+            "twostroke_retries", "Attempts after the first, by cause", ["reason"], registry=registry
+        )
+        self.open_requests = Gauge("twostroke_open_requests", "Requests in progress", registry=registry)
+        self.workers = Gauge("twostroke_workers_available", "Workers that take work", ["role"], registry=registry)
+
+    def retried(self, reason: str) -> None:
+        """Count a second or later attempt."""
+        self._retries.labels(reason.lower()).inc()
+
+    def ended(self, account: Account, outcome: str) -> None:
+        """Count a request at its end."""
+        record = account.record(outcome)
+        self._requests.labels(outcome).inc()
+        self._tokens.labels("prompt").inc(account.prompt_tokens)
+        self._tokens.labels("completion").inc(account.completion_tokens)
+        self._tokens.labels("cached_local").inc(account.cached.local)
+        self._tokens.labels("cached_store").inc(account.cached.store)
+        first, seconds = record["first_token_seconds"], record["seconds"]
+        assert isinstance(seconds, float)
+        self._duration.observe(seconds)
+        if isinstance(first, float):
+            self._first_token.observe(first)
+            if account.completion_tokens > 1:
+                self._between_tokens.observe((seconds - first) / (account.completion_tokens - 1))
+
+    def render(self) -> bytes:
+        """All metrics in the Prometheus text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,80 @@
+"""From what a caller sent to what the cluster runs: token ids, block keys, and limits that fit the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.router.fleet import ServedModel
+from twostroke import limits
+from twostroke.errors import ContextTooLong, InvalidRequest, NotFound
+from twostroke.kv.keys import block_keys, request_root
+from twostroke.text.segment import Segment
+from twostroke.types import GenerateRequest, Message, StopConditions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A request in tokens."""
+
+    ids: tuple[int, ...]
+    keys: tuple[bytes, ...]  # of its full blocks
+    stops: StopConditions
+
+
+def prepare(model: ServedModel, request: GenerateRequest) -> Prompt:
+    """Tokenize and check against the model. Blocking: long prompts take milliseconds, so it runs in a thread.
+
+    Raises: NotFound, another model; InvalidRequest, naming the field; ContextTooLong.
+    """
+    if request.model not in ("default", model.info.id):
+        raise NotFound(f"there is no model {request.model}; this cluster serves {model.info.id}", field="model")
+    ids = _token_ids(model, request)
+    limits.check_token_ids("logit_bias", request.sampling.logit_bias, model.info.vocab_size)
+    limits.check_token_ids("stop_token_ids", request.stop_token_ids, model.info.vocab_size)
+    room = model.info.context_tokens - len(ids)
+    if room < 1:
+        raise ContextTooLong(
+            f"the prompt has {len(ids)} tokens; the context of {model.info.context_tokens} must hold at least one more",
+            field="messages" if _is_conversation(request) else "prompt",
+        )
+    if (request.max_tokens or 1) > room:
+        raise ContextTooLong(
+            f"the prompt has {len(ids)} tokens and max_tokens is {request.max_tokens}; the context holds"
+            f" {model.info.context_tokens}, so max_tokens may be at most {room}",
+            field="max_tokens",
+        )
+    stops = StopConditions(
+        max_tokens=request.max_tokens or room,
+        min_tokens=min(request.min_tokens, request.max_tokens or room),
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+    )
+    root = request_root(model.kv_format.digest, request.context)
+    return Prompt(ids=ids, keys=tuple(block_keys(root, ids, model.kv_format.block_tokens)), stops=stops)
+
+
+def _is_conversation(request: GenerateRequest) -> bool:
+    return not isinstance(request.prompt, str) and isinstance(request.prompt[0], Message)
+
+
+def _token_ids(model: ServedModel, request: GenerateRequest) -> tuple[int, ...]:
+    if isinstance(request.prompt, str):
+        # A raw prompt is the caller's own template: names of control tokens in it are control tokens.
+        ids = tuple(model.tokenizer.encode_prompt([Segment(request.prompt, True)]))
+    elif turns := [_turn(each) for each in request.prompt if isinstance(each, Message)]:
+        template = model.require_template()
+        segments = template.render(turns, continue_final_message=request.continue_final_message)
+        ids = tuple(model.tokenizer.encode_prompt(segments))
+    else:
+        ids = tuple(each for each in request.prompt if isinstance(each, int))
+        limits.check_token_ids("prompt", ids, model.info.vocab_size)
+    if not ids:
+        raise InvalidRequest("the prompt has no tokens", field="prompt")
+    return ids
+
+
+def _turn(message: Message) -> dict[str, object]:
+    """A message as templates know it: `developer` is the newer name of `system`."""
+    role = "system" if message.role == "developer" else message.role
+    turn: dict[str, object] = {"role": role, "content": message.content}
+    return turn if message.name is None else {**turn, "name": message.name}

@@ -1,0 +1,77 @@
+"""RouterService: protobuf to domain and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+
+import grpc
+
+from services.router.dispatch import Dispatch
+from services.router.fleet import Fleet
+from services.router.member import Member
+from services.router.settings import DispatchSettings
+from twostroke import wire
+from twostroke.rpc.deadline import deadline_of
+from twostroke.rpc.gate import Gate
+from twostroke.rpc.interceptor import Context
+from twostroke.telemetry import log_fields, traceparent_of
+from twostroke.v1 import router_pb2, router_pb2_grpc
+from twostroke.wire import worker as worker_wire
+
+
+class RouterService(router_pb2_grpc.RouterServiceServicer):
+    """The gRPC door."""
+
+    full_name = "twostroke.v1.RouterService"
+
+    def __init__(self, dispatch: Dispatch, fleet: Fleet, gate: Gate, settings: DispatchSettings) -> None:
+        self._dispatch = dispatch
+        self._fleet = fleet
+        self._gate = gate
+        self._settings = settings
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Join a server."""
+        router_pb2_grpc.add_RouterServiceServicer_to_server(self, server)
+
+    async def Generate(
+        self, request: router_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[router_pb2.GenerateResponse]:
+        """Stream an answer."""
+        wanted = wire.generate_request(request)
+        wanted = replace(wanted, traceparent=traceparent_of(context.invocation_metadata()))
+        log_fields.set({"request_id": wanted.context.request_id})
+        loop = asyncio.get_running_loop()
+        deadline = deadline_of(context, loop) or loop.time() + self._settings.request_seconds
+        async with aclosing(self._dispatch.generate(wanted, deadline)) as events:
+            async for event in events:
+                yield wire.event_pb(event, output=request.output)
+
+    async def ListModels(
+        self, request: router_pb2.ListModelsRequest, context: Context
+    ) -> router_pb2.ListModelsResponse:
+        """List the model served."""
+        model = self._fleet.model
+        return router_pb2.ListModelsResponse(models=[worker_wire.model_info_pb(model.info)] if model else [])
+
+    async def GetStatus(self, request: router_pb2.GetStatusRequest, context: Context) -> router_pb2.GetStatusResponse:
+        """Say how the cluster is."""
+        reason = "draining" if self._gate.closed else self._fleet.readiness
+        return router_pb2.GetStatusResponse(
+            ready=reason is None,
+            reason=reason or "",
+            workers=[_status(member) for member in self._fleet.members],
+            open_requests=self._gate.open_calls,
+        )
+
+
+def _status(member: Member) -> router_pb2.WorkerStatus:
+    return router_pb2.WorkerStatus(
+        address=member.address,
+        info=worker_wire.worker_info_pb(member.info) if member.info else None,
+        load=worker_wire.load_pb(member.load),
+        available=member.available,
+    )

@@ -1,0 +1,135 @@
+"""BlockStoreClient: a worker's access to its host's store, control and bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.errors import Unavailable
+from twostroke.kv.client import KvStoreClient
+from twostroke.kv.format import KvFormat
+from twostroke.kv.layout import Attachment
+from twostroke.kv.refs import Lease
+from twostroke.kv.transport import BlockTransport, Loaded, Stored
+from twostroke.kv.transport.calls import StoreCalls
+from twostroke.kv.transport.shm import SharedMemoryTransport
+from twostroke.kv.transport.streams import StreamTransport
+from twostroke.rpc.channel import connect
+
+log = logging.getLogger(__name__)
+
+
+class TransportChoice(enum.Enum):
+    """How block bytes move."""
+
+    AUTO = "auto"  # shared memory where the arena can be mapped, else gRPC streams
+    SHARED_MEMORY = "shm"
+    GRPC = "grpc"
+
+
+class BlockStoreClient(KvStoreClient):
+    """Reads blocks into pages and writes pages as blocks. `rows` are the pages: uint8 [pages, block_bytes]."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        kv_format: KvFormat,
+        rows: npt.NDArray[np.uint8],
+        *,
+        transport: TransportChoice = TransportChoice.AUTO,
+        lease_seconds: float = 30.0,
+    ) -> None:
+        writer_id = secrets.token_hex(8)
+        super().__init__(channel, lambda: kv_format, writer_id)
+        self._calls = StoreCalls(self, writer_id, lease_seconds)
+        self._rows = rows
+        self._choice = transport
+        self._transport: BlockTransport | None = None
+        self._node: Attachment | None = None
+        self._opening = asyncio.Lock()
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls,
+        address: str,
+        kv_format: KvFormat,
+        rows: npt.NDArray[np.uint8],
+        *,
+        transport: TransportChoice = TransportChoice.AUTO,
+        lease_seconds: float = 30.0,
+    ) -> AsyncIterator[BlockStoreClient]:
+        """Use the store at `address` inside the block.
+
+        A store that is not there yet is attached to later. Raises FormatMismatch, when it is there with other blocks.
+        """
+        channel = connect(address)
+        client = cls(channel, kv_format, rows, transport=transport, lease_seconds=lease_seconds)
+        try:
+            try:
+                await client._ready(None)
+            except Unavailable as error:
+                log.warning("the store is not there yet", extra={"address": address, "error": error.message})
+            yield client
+        finally:
+            if client._transport is not None:
+                await client._transport.close()
+            await channel.close()
+
+    async def write_blocks(
+        self,
+        lease: Lease | None,
+        blocks: Sequence[tuple[bytes, int]],
+        pages: Sequence[int],
+        *,
+        deadline: float | None = None,
+    ) -> Stored:
+        """Store blocks (key, tokens) from pages, unless they are held already; all join the lease.
+
+        The pages may be given back once this returns or raises, also when it is cancelled.
+
+        Raises: TwostrokeError, when the store is in trouble.
+        """
+        return await (await self._ready(deadline)).write(lease, blocks, pages, deadline)
+
+    async def read_blocks(
+        self, lease: Lease | None, keys: Sequence[bytes], pages: Sequence[int], *, deadline: float | None = None
+    ) -> Loaded:
+        """Fill pages with the longest held prefix of the keys, which joins the lease.
+
+        The pages may be given back once this returns or raises, also when it is cancelled.
+
+        Raises: TwostrokeError, when the store is in trouble.
+        """
+        return await (await self._ready(deadline)).read(lease, keys, pages, deadline)
+
+    async def _ready(self, deadline: float | None) -> BlockTransport:
+        """The transport to the node as it is now."""
+        node = await self.attached(deadline)
+        async with self._opening:
+            if self._transport is None or self._node is not node:
+                old, self._transport = self._transport, None
+                if old is not None:
+                    await old.close()
+                self._transport, self._node = self._open(node), node
+                log.info("blocks move", extra={"transport": self._transport.name})
+            return self._transport
+
+    def _open(self, node: Attachment) -> BlockTransport:
+        if self._choice is TransportChoice.GRPC:
+            return StreamTransport(self._calls, self._rows)
+        try:
+            return SharedMemoryTransport(self._calls, node, self._rows)
+        except Unavailable as error:
+            if self._choice is TransportChoice.SHARED_MEMORY:
+                raise
+            log.info("the arena cannot be mapped", extra={"error": error.message})
+            return StreamTransport(self._calls, self._rows)

@@ -1,0 +1,132 @@
+"""KvStoreClient: control calls to a host's KV block store. It moves names and leases; bytes are `kv.blocks`' business.
+
+The client attaches by itself, and again after the node has restarted. A node that cannot be reached fails each call
+quickly with Unavailable: callers compute instead of waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Self
+
+import grpc
+
+from twostroke import wire
+from twostroke.errors import FormatMismatch, NotFound, TwostrokeError, Unavailable, WorkerLost
+from twostroke.kv import messages
+from twostroke.kv.format import KvFormat
+from twostroke.kv.layout import Attachment
+from twostroke.kv.refs import Lease
+from twostroke.rpc.channel import connect
+from twostroke.rpc.deadline import remaining
+from twostroke.rpc.status import domain_errors
+from twostroke.v1 import kvstore_pb2 as pb
+from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceStub
+
+log = logging.getLogger(__name__)
+
+CALL_SECONDS = 2.0  # bound on any control call: the store answers from memory
+
+
+class KvStoreClient:
+    """One connection to one store node.
+
+    Args:
+        channel: to the node; closed by `connect`.
+        kv_format: answers the format of the blocks as soon as it is known.
+        writer_id: names this process as a writer; empty for one that only looks up.
+    """
+
+    def __init__(
+        self, channel: grpc.aio.Channel, kv_format: Callable[[], KvFormat | None], writer_id: str = ""
+    ) -> None:
+        self.stub = KvStoreServiceStub(channel)
+        self._kv_format = kv_format
+        self._writer_id = writer_id
+        self._attachment: Attachment | None = None
+        self._attaching = asyncio.Lock()
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, address: str, kv_format: Callable[[], KvFormat | None]) -> AsyncIterator[Self]:
+        """Use the node at `address` inside the block. It need not be there yet."""
+        channel = connect(address)
+        try:
+            yield cls(channel, kv_format)
+        finally:
+            await channel.close()
+
+    async def attached(self, deadline: float | None = None) -> Attachment:
+        """What the node said when we introduced ourselves; asks again after it has restarted.
+
+        Raises: Unavailable; FormatMismatch, when the node holds blocks of another format.
+        """
+        async with self._attaching:
+            if self._attachment is None:
+                kv_format = self._kv_format()
+                if kv_format is None:
+                    raise Unavailable("the block format is not known yet")
+                request = pb.AttachRequest(format=wire.kv_format_pb(kv_format), writer_id=self._writer_id)
+                with domain_errors():
+                    response = await self.stub.Attach(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
+                self._attachment = messages.attachment(response)
+                log.info("attached to the store", extra={"incarnation": self._attachment.incarnation})
+            return self._attachment
+
+    async def lookup(self, keys: Sequence[bytes], *, deadline: float | None = None) -> int:
+        """How many leading keys the store holds. Raises TwostrokeError."""
+        held = 0
+        async with self.calls(deadline) as node:
+            for start in range(0, len(keys), node.max_keys):
+                part = keys[start : start + node.max_keys]
+                request = pb.LookupRequest(incarnation=node.incarnation, keys=part)
+                found = (await self.stub.Lookup(request, timeout=remaining(deadline, at_most=CALL_SECONDS))).held
+                held += found
+                if found < len(part):
+                    break
+        return held
+
+    async def renew(self, lease: Lease, *, deadline: float | None = None) -> None:
+        """Prolong a lease. Raises NotFound, when it has ended."""
+        async with self.calls(deadline, lease) as node:
+            request = pb.RenewRequest(
+                incarnation=node.incarnation, lease_ids=[lease.id], lease_duration=wire.duration_pb(lease.seconds)
+            )
+            response = await self.stub.Renew(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
+        if lease.id not in response.alive:
+            raise NotFound("the lease has ended", field="lease_id")
+
+    async def release(self, lease: Lease) -> None:
+        """End a lease. Trouble is logged: what is not released ends by time."""
+        try:
+            async with self.calls(None, lease) as node:
+                request = pb.ReleaseRequest(incarnation=node.incarnation, lease_ids=[lease.id])
+                await self.stub.Release(request, timeout=CALL_SECONDS)
+        except TwostrokeError as error:
+            log.info("lease left to end by time", extra={"reason": error.reason})
+
+    @asynccontextmanager
+    async def calls(self, deadline: float | None, lease: Lease | None = None) -> AsyncIterator[Attachment]:
+        """Make calls to the attached node inside the block, with gRPC's errors turned into ours.
+
+        A node that has restarted is forgotten, so that the next call attaches anew. A node of another format is as
+        good as none.
+
+        Raises: NotFound, when `lease` is of an earlier life of the node; Unavailable.
+        """
+        try:
+            node = await self.attached(deadline)
+        except FormatMismatch as error:
+            raise Unavailable(f"the store holds blocks of another format: {error.message}") from error
+        if lease is not None and lease.incarnation != node.incarnation:
+            raise NotFound("the lease ended with an earlier life of the store", field="lease_id")
+        try:
+            with domain_errors():
+                yield node
+        except WorkerLost:
+            if self._attachment is node:
+                self._attachment = None
+            raise

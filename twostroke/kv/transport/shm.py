@@ -1,0 +1,148 @@
+"""Shared memory: the worker maps the node's arena and copies; the calls carry names and slots only."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from twostroke.errors import Unavailable
+from twostroke.kv import messages
+from twostroke.kv.filelock import LockedFile
+from twostroke.kv.layout import PAGE_BYTES, ArenaLayout, Attachment, is_arena_of, writer_lock_path
+from twostroke.kv.messages import WrittenBlock
+from twostroke.kv.refs import BlockSlot, Lease, Reservation
+from twostroke.kv.transport import Loaded, Stored
+from twostroke.kv.transport.calls import StoreCalls
+
+T = TypeVar("T")
+
+
+class MappedArena:
+    """The arena as this process sees it. Its methods block for the length of a copy: call them in the copy thread.
+
+    Raises: Unavailable, when the file is not here or not the arena that the node speaks of.
+    """
+
+    def __init__(self, node: Attachment, writer_id: str) -> None:
+        self.layout = node.layout
+        try:
+            descriptor = os.open(self.layout.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise Unavailable(f"{self.layout.path} cannot be opened here: {error.strerror}") from error
+        try:
+            if os.fstat(descriptor).st_size != self.layout.file_bytes:
+                raise Unavailable(f"{self.layout.path} is not the arena that the store speaks of")
+            self._map = mmap.mmap(descriptor, self.layout.file_bytes)
+        finally:
+            os.close(descriptor)
+        if not is_arena_of(self._map[:PAGE_BYTES], node.incarnation):
+            self._map.close()
+            raise Unavailable(f"{self.layout.path} is the arena of another store")
+        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+        self._lock = LockedFile(writer_lock_path(self.layout.path, writer_id))
+
+    def write(self, reservation: Reservation, row: npt.NDArray[np.uint8]) -> int | None:
+        """Copy a page into a reserved slot; answers its checksum where the arena keeps them."""
+        slot = self._slot(self.layout, reservation.slot)
+        np.copyto(slot, row)
+        return xxhash.xxh3_64_intdigest(slot.data) if self.layout.checksums else None
+
+    def read(self, place: BlockSlot, row: npt.NDArray[np.uint8]) -> bool:
+        """Copy a block into a page; answers whether the slot held that very block before and after."""
+        np.copyto(row, self._slot(self.layout, place.slot))
+        header = self.layout.read_header(self._map, place.slot)
+        if (header.key, header.generation) != (place.block.key, place.block.generation):
+            return False
+        return header.checksum is None or header.checksum == xxhash.xxh3_64_intdigest(row.data)
+
+    def close(self) -> None:
+        """Unmap the arena and say that this writer copies no more."""
+        del self._bytes
+        self._map.close()
+        self._lock.close()
+
+    def _slot(self, layout: ArenaLayout, slot: int) -> npt.NDArray[np.uint8]:
+        start = layout.block_at(slot)
+        return self._bytes[start : start + layout.block_bytes]
+
+
+class SharedMemoryTransport:
+    """Copies in one thread of its own, so that the loop goes on; numpy's copies release the interpreter lock."""
+
+    name = "shared memory"
+
+    def __init__(self, calls: StoreCalls, node: Attachment, rows: npt.NDArray[np.uint8]) -> None:
+        self._calls = calls
+        self._rows = rows
+        self._arena = MappedArena(node, calls.writer_id)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
+
+    async def write(
+        self, lease: Lease | None, blocks: Sequence[tuple[bytes, int]], pages: Sequence[int], deadline: float | None
+    ) -> Stored:
+        """See BlockTransport. A call that fails or is cancelled after Reserve gives its slots back."""
+        page_of = dict(zip((key for key, _ in blocks), pages, strict=True))
+        tokens_of = dict(blocks)
+        lease, reservations, held = await self._calls.reserve(lease, list(page_of), deadline)
+        if not reservations:
+            return Stored(lease, tuple(place.block for place in held))
+
+        def copy() -> list[WrittenBlock]:
+            written = []
+            for each in reservations:
+                checksum = self._arena.write(each, self._rows[page_of[each.key]])
+                written.append(WrittenBlock(each.written(tokens_of[each.key]), checksum))
+            return written
+
+        committed = False
+        try:
+            written = await self._to_end(copy)
+            keys = await self._calls.commit(lease, messages.written_blocks_pb(written), deadline)
+            committed = True
+        finally:
+            if not committed:
+                await self._calls.abandon(lease, reservations)
+        fresh = [each.place.block for each in written if each.place.block.key in keys]
+        return Stored(lease, (*(place.block for place in held), *fresh))
+
+    async def read(
+        self, lease: Lease | None, keys: Sequence[bytes], pages: Sequence[int], deadline: float | None
+    ) -> Loaded:
+        """See BlockTransport. A block that changed under the copy is a miss, and so is all after it."""
+        lease, places = await self._calls.acquire(lease, keys, deadline)
+
+        def copy() -> int:
+            whole = 0
+            for place, page in zip(places, pages, strict=False):
+                if not self._arena.read(place, self._rows[page]):
+                    break
+                whole += 1
+            return whole
+
+        return Loaded(lease, await self._to_end(copy) if places else 0)
+
+    async def close(self) -> None:
+        """Unmap, behind the last copy."""
+        await self._to_end(self._arena.close)
+        self._thread.shutdown()
+
+    async def _to_end(self, work: Callable[[], T]) -> T:
+        """Run work in the copy thread; a cancellation waits for its end, since it uses pages and slots."""
+        copying = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        cancelled: asyncio.CancelledError | None = None
+        while not copying.done():
+            try:
+                await asyncio.wait({copying})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        return copying.result()
