@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 
 from services.kvstore.arena import Arena
-from twostroke.errors import InvalidRequest
+from twostroke.errors import InvalidRequest, NotFound
 from twostroke.kv.layout import ArenaLayout
 from twostroke.kv.messages import WrittenBlock
 from twostroke.kv.refs import BlockRef, BlockSlot, Lease, Reservation
@@ -44,6 +45,11 @@ class Blocks:
             granted = self._store.open_lease(lease_id, seconds, now)
         self._hasten()
         return Lease(id=lease_id, seconds=granted, incarnation=self.arena.incarnation)
+
+    def require_lease(self, lease_id: str) -> None:
+        """Raise NotFound unless the lease is alive."""
+        if not self.renew([lease_id], 0.0):
+            raise NotFound("the lease has ended", field="lease_id")
 
     def renew(self, lease_ids: Iterable[str], seconds: float) -> list[str]:
         """Prolong each lease that is alive; answers which ones are."""

@@ -46,11 +46,16 @@ class Node:
         """Keys, leases or blocks in one call."""
         return self._settings.max_keys
 
-    def attach(self, format: KvFormat, *, who: str) -> Attachment:
+    @property
+    def block_tokens(self) -> int:
+        """Most tokens of a block; 0 until the format is known."""
+        return self.format.block_tokens if self.format else 0
+
+    def attach(self, kv_format: KvFormat, *, who: str) -> Attachment:
         """Introduce a worker. Raises InvalidRequest; FormatMismatch, naming the field that differs from the node's."""
         if self.format is not None:
-            self.format.require_equal(format, who=who)
-        blocks = self._blocks or self._cut_for(format)
+            self.format.require_equal(kv_format, who=who)
+        blocks = self._blocks or self._cut_for(kv_format)
         return Attachment(
             incarnation=self.incarnation,
             layout=blocks.layout,
@@ -76,10 +81,10 @@ class Node:
         if self._blocks is not None:
             await self._blocks.watch()
 
-    def _cut_for(self, format: KvFormat) -> Blocks:
-        _check(format)
+    def _cut_for(self, kv_format: KvFormat) -> Blocks:
+        _check(kv_format)
         settings = self._settings
-        layout = self._arena.cut(format.block_bytes, checksums=settings.checksums or not has_total_store_order())
+        layout = self._arena.cut(kv_format.block_bytes, checksums=settings.checksums or not has_total_store_order())
         limits = StoreLimits(
             leases=settings.max_leases,
             lease_blocks=settings.max_lease_blocks,
@@ -87,18 +92,18 @@ class Node:
             reservation_seconds=settings.reservation_seconds,
         )
         self._blocks = Blocks(self._arena, layout, limits, self._clock)
-        self.format = format
+        self.format = kv_format
         self._cut.set()
         log.info(
-            "cut the arena", extra={"slots": layout.slots, "block_bytes": layout.block_bytes, "model": format.model}
+            "cut the arena", extra={"slots": layout.slots, "block_bytes": layout.block_bytes, "model": kv_format.model}
         )
         return self._blocks
 
 
-def _check(format: KvFormat) -> None:
+def _check(kv_format: KvFormat) -> None:
     """Raise InvalidRequest for a format that no arena can be cut for."""
     for name in _DIMENSIONS:
-        if not 1 <= getattr(format, name) <= MAX_DIMENSION:
+        if not 1 <= getattr(kv_format, name) <= MAX_DIMENSION:
             raise InvalidRequest(f"{name} must be from 1 to {MAX_DIMENSION}", field=f"kv_format.{name}")
-    if format.dtype not in ELEMENT_BYTES:
+    if kv_format.dtype not in ELEMENT_BYTES:
         raise InvalidRequest(f"dtype must be one of {', '.join(ELEMENT_BYTES)}", field="kv_format.dtype")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 
 import grpc
 
+from services.kvstore.blocks import Blocks
 from services.kvstore.node import Node
-from services.kvstore.streams import Incoming, outgoing
+from services.kvstore.streams import Incoming, Piece, Seal, outgoing
+from twostroke.errors import InvalidRequest
 from twostroke.kv import messages
 from twostroke.rpc.interceptor import Context
 from twostroke.v1 import kvstore_pb2 as pb
 from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
-from twostroke.wire import duration_pb, kv_format, kv_format_pb
+from twostroke.wire import check_keys, duration_pb, kv_format, kv_format_pb
 
 
 class KvStoreService(KvStoreServiceServicer):
@@ -69,7 +71,7 @@ class KvStoreService(KvStoreServiceServicer):
         """Lease the longest held prefix."""
         blocks = self._blocks(request.incarnation, request.keys)
         lease = blocks.lease(request.lease_id, messages.lease_seconds(request.lease_duration))
-        places = blocks.acquire(lease.id, request.keys)
+        places = blocks.acquire(lease, request.keys)
         return pb.AcquireResponse(
             lease_id=lease.id,
             lease_duration=duration_pb(lease.seconds),
@@ -94,7 +96,7 @@ class KvStoreService(KvStoreServiceServicer):
         """Stream leased blocks."""
         _require_deadline(context)
         blocks = self._blocks(request.incarnation, request.keys)
-        blocks.acquire(request.lease_id, request.keys)  # NotFound
+        blocks.require_lease(request.lease_id)
         for piece in outgoing(blocks, request.lease_id, request.keys):
             yield _piece_pb(piece)
             await asyncio.sleep(0)  # a fast reader must not keep everybody else waiting
@@ -117,5 +119,35 @@ class KvStoreService(KvStoreServiceServicer):
 
     async def GetStatus(self, request: pb.GetStoreStatusRequest, context: Context) -> pb.GetStoreStatusResponse:
         """Say how full the node is."""
-        format = self._node.format
-        return messages.status_pb(self._node.incarnation, kv_format_pb(format) if format else None, self._node.stats())
+        kv = self._node.format
+        return messages.status_pb(self._node.incarnation, kv_format_pb(kv) if kv else None, self._node.stats())
+
+    def _blocks(self, incarnation: str, keys: Sequence[bytes] = ()) -> Blocks:
+        """The blocks of this life of the node, for a call with well-formed keys."""
+        check_keys(keys, self._node.max_keys)
+        return self._node.blocks(incarnation)
+
+    def _check_leases(self, lease_ids: Sequence[str]) -> None:
+        if len(lease_ids) > self._node.max_keys:
+            raise InvalidRequest(f"at most {self._node.max_keys} leases in one call", field="lease_ids")
+
+    def _take(self, incoming: Incoming, request: pb.WriteRequest) -> None:
+        if not request.data:  # a first message may only introduce the stream
+            return
+        seal = None
+        if request.HasField("checksum"):
+            messages.check_tokens(request.tokens, self._node.block_tokens)
+            seal = Seal(request.checksum, request.tokens)
+        incoming.take(request.key, request.data, seal)
+
+
+def _require_deadline(context: Context) -> None:
+    """A stream without an end could hold slots for ever."""
+    if context.time_remaining() is None:
+        raise InvalidRequest("a stream of blocks needs a deadline", field="deadline")
+
+
+def _piece_pb(piece: Piece) -> pb.ReadResponse:
+    if piece.last is None:
+        return pb.ReadResponse(index=piece.index, data=piece.data)
+    return pb.ReadResponse(index=piece.index, data=piece.data, checksum=piece.last.checksum, tokens=piece.last.tokens)

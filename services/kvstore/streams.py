@@ -47,8 +47,8 @@ def outgoing(blocks: Blocks, lease_id: str, keys: Sequence[bytes]) -> Iterator[P
 class Incoming:
     """Puts pieces together, one block after the other, and commits each that is whole.
 
-    The node itself is the writer: its copies end with each call of `take`, and `close` gives back a slot whose block did
-    not become whole.
+    The node itself is the writer: its copies end with each call of `take`, and `close` gives back a slot whose block
+    did not become whole.
     """
 
     def __init__(self, blocks: Blocks, lease: Lease, max_blocks: int) -> None:

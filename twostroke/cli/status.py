@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from twostroke.cli.doors import DEFAULT_ADDRESS
 from twostroke.cli.terminal import note, show, table
-from twostroke.client import Client, Status
+from twostroke.client import Client, Status, WorkerStatus
 from twostroke.settings import Parser
 
 HEADER = ("ADDRESS", "ROLE", "STATE", "RUNNING", "WAITING", "FREE PAGES", "STEPS")
@@ -34,3 +34,13 @@ async def ask(address: str, seconds: float) -> Status:
 def report(status: Status) -> str:
     """A line for each worker."""
     return table(HEADER, [worker_row(worker) for worker in status.workers])
+
+
+def worker_row(worker: WorkerStatus) -> tuple[str, ...]:
+    """One worker, in the columns of HEADER."""
+    if worker.info is None:
+        return (worker.address, "-", "not reached", "-", "-", "-", "-")
+    load = worker.load
+    state = "draining" if load.draining else "available"
+    room = f"{load.free_pages + load.evictable_pages} of {worker.info.pages}"
+    return (worker.address, worker.info.role.value, state, str(load.running), str(load.waiting), room, str(load.steps))

@@ -150,12 +150,12 @@ def attachment_pb(value: Attachment) -> kvstore_pb2.AttachResponse:
 
 
 def status_pb(
-    incarnation: str, format: common_pb2.KvFormat | None, stats: StoreStats
+    incarnation: str, kv_format: common_pb2.KvFormat | None, stats: StoreStats
 ) -> kvstore_pb2.GetStoreStatusResponse:
     """Write how full a node is."""
     return kvstore_pb2.GetStoreStatusResponse(
         incarnation=incarnation,
-        format=format,
+        format=kv_format,
         slots=stats.slots,
         free=stats.free,
         reserved=stats.reserved,

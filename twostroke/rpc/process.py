@@ -20,10 +20,10 @@ def exit_code(run: Callable[[], None]) -> int:
     except (InvalidSetting, TwostrokeError, BaseExceptionGroup) as raised:
         error = _first(raised)
         if isinstance(error, InvalidSetting):
-            log.error("wrong setting", extra={"error": str(error)})  # noqa: TRY400 - one line, by design
+            log.error("wrong setting", extra={"error": str(error)})
             return 2
         if isinstance(error, TwostrokeError):
-            log.error("stopped", extra={"error": str(error), "cure": error.cure})  # noqa: TRY400
+            log.error("stopped", extra={"error": str(error), "cure": error.cure})
             return 1
         raise
     return 0

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
+from twostroke.errors import DeadlineExceeded, Internal, NotFound, Overloaded, Unavailable
 from twostroke.kv.refs import Lease
 from twostroke.worker.worker import Worker
 
 log = logging.getLogger(__name__)
 
-# The store may be full, slow, restarting or dead: then blocks are computed, not waited for.
-STORE_TROUBLE = (Unavailable, DeadlineExceeded, Overloaded, NotFound)
+# The store may be full, slow, restarting, dead or defective: then blocks are computed, not waited for.
+STORE_TROUBLE = (Unavailable, DeadlineExceeded, Overloaded, NotFound, Internal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

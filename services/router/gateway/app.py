@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TypeAlias
 
 from aiohttp import web
@@ -26,6 +27,7 @@ from services.router.gateway.settings import GatewaySettings
 from services.router.gateway.sse import EventStream
 from twostroke.errors import Cancelled, Unavailable
 from twostroke.rpc.gate import Gate
+from twostroke.telemetry import traceparent_of
 
 Parse: TypeAlias = Callable[[Json, str], Asked]
 
@@ -86,7 +88,9 @@ class Door:
         asked = parse(await read_json(http, self._settings.http_body_seconds), http[REQUEST_ID])
         draft = Draft(asked, form, request_id=http[REQUEST_ID], created=int(time.time()))
         answer: Answer = StreamedAnswer(draft, form, asked, events) if asked.stream else WholeAnswer(draft)
-        return await Relay(self._generator, answer, deadline).run(asked.requests)
+        parent = traceparent_of(http.headers)
+        requests = [replace(each, traceparent=parent) for each in asked.requests]
+        return await Relay(self._generator, answer, deadline).run(requests)
 
     async def _models(self, _: web.Request) -> web.StreamResponse:
         return _json(model_list(self._generator))
