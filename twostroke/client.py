@@ -19,7 +19,7 @@ import grpc
 
 from twostroke import limits, wire
 from twostroke.cluster import ModelInfo, WorkerInfo, WorkerLoad
-from twostroke.errors import InvalidRequest, Overloaded, TwostrokeError, Unavailable, WorkerLost
+from twostroke.errors import InvalidRequest, Overloaded, TwostrokeError, Unavailable
 from twostroke.rpc.channel import connect
 from twostroke.rpc.deadline import remaining
 from twostroke.rpc.status import domain_errors
@@ -118,7 +118,7 @@ class Client:
         logit_bias: Mapping[int, float] = NO_BIAS,
         seed: int | None = None,
         logprobs: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         n: int = 1,
@@ -164,7 +164,7 @@ class Client:
             min_tokens=min_tokens,
             stop_token_ids=frozenset(stop_token_ids),
             ignore_eos=ignore_eos,
-            stop_strings=tuple(stop),
+            stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
             n=n,
             model=model,
             continue_final_message=continue_final_message,
@@ -175,15 +175,15 @@ class Client:
 
     async def _generate(self, request: GenerateRequest, timeout: float) -> AsyncGenerator[Event, None]:
         deadline = asyncio.get_running_loop().time() + _checked(timeout)
-        message = wire.generate_request_pb(request, output=router_pb2.OUTPUT_TEXT_AND_TOKENS)
+        message = _written(request)
+        told = begun = False
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            begun = False
             try:
                 async with aclosing(self._events(message, deadline)) as events:
                     async for event in events:
-                        # Started promises nothing: an answer that is begun anew starts with the same one.
-                        begun = begun or not isinstance(event, Started)
-                        if attempt == 1 or begun:
+                        again = told and isinstance(event, Started)  # the same one, of an answer that is begun anew
+                        told, begun = True, not isinstance(event, Started)
+                        if not again:
                             yield event
                 return
             except (Unavailable, Overloaded) as error:
@@ -194,13 +194,9 @@ class Client:
     async def _events(self, message: router_pb2.GenerateRequest, deadline: float) -> AsyncGenerator[Event, None]:
         call = self._stub.Generate(message, timeout=remaining(deadline, at_most=LONGEST_REQUEST_SECONDS))
         try:
-            with domain_errors():
+            with domain_errors(lost=Unavailable):
                 async for response in call:
                     yield wire.event(response)
-        except WorkerLost as error:
-            if error.field is None and error.retry_after is None and "connection failed" in error.message:
-                raise Unavailable(f"no router answers at {self._address}: {error.message}") from error
-            raise
         finally:
             call.cancel()
 
@@ -230,13 +226,13 @@ class Client:
 
     async def models(self, *, timeout: float = 10.0) -> tuple[ModelInfo, ...]:
         """The models served. Raises TwostrokeError."""
-        with domain_errors():
+        with domain_errors(lost=Unavailable):
             response = await self._stub.ListModels(router_pb2.ListModelsRequest(), timeout=_checked(timeout))
         return tuple(worker_wire.model_info(each) for each in response.models)
 
     async def status(self, *, timeout: float = 10.0) -> Status:
         """How the cluster is. Raises TwostrokeError."""
-        with domain_errors():
+        with domain_errors(lost=Unavailable):
             response = await self._stub.GetStatus(router_pb2.GetStatusRequest(), timeout=_checked(timeout))
         workers = tuple(
             WorkerStatus(
@@ -264,10 +260,21 @@ def _checked(timeout: float) -> float:
     return timeout
 
 
+def _written(request: GenerateRequest) -> router_pb2.GenerateRequest:
+    try:
+        return wire.generate_request_pb(request, output=router_pb2.OUTPUT_TEXT_AND_TOKENS)
+    except (TypeError, ValueError) as error:  # protobuf's own refusal of a value, as of a negative token id
+        raise InvalidRequest(f"the request has a value that cannot be sent: {error}") from error
+
+
 async def _pause(attempt: int, error: TwostrokeError, deadline: float) -> None:
-    """Wait before the next attempt: as long as the server says, or exponentially with jitter."""
+    """Wait before the next attempt: as long as the server says, or exponentially with jitter.
+
+    Raises the error at once when the deadline would pass in the meantime.
+    """
     first, longest = BACKOFF_SECONDS
-    pause = error.retry_after if error.retry_after is not None else random.uniform(0, first * 2**attempt)
+    hint = error.retry_after
+    pause = random.uniform(0, min(first * 2**attempt, longest)) if hint is None else hint
     if asyncio.get_running_loop().time() + pause >= deadline:
         raise error
-    await asyncio.sleep(min(pause, longest))
+    await asyncio.sleep(pause)

@@ -75,7 +75,8 @@ class Admission:
             max_uncached=None if order.ticket is None else self._recompute_tokens,
             priority=order.context.priority,
         )
-        stored = len(order.ticket.blocks) if order.ticket else 0
+        size = self._worker.kv_format.block_tokens
+        stored = sum(block.tokens == size for block in order.ticket.blocks) if order.ticket else 0
         admitted: Admitted | None = None
         with span.child("twostroke.steps") as steps:
             async with self._worker.engine.submit(request) as outputs:

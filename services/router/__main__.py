@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import uvloop
 
@@ -21,34 +24,52 @@ from twostroke.rpc.gate import Gate
 from twostroke.rpc.process import exit_code
 from twostroke.rpc.server import Server, serving, told_to_stop
 from twostroke.settings import load_or_exit
-from twostroke.telemetry import telemetry
+from twostroke.telemetry import Telemetry, telemetry
 
 log = logging.getLogger(__name__)
 
 
-async def run(settings: RouterSettings) -> None:
-    """Serve until told to stop, then drain."""
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where the router answers, and what is behind."""
+
+    grpc: str
+    http: str
+    fleet: Fleet
+    dispatch: Dispatch
+
+
+@asynccontextmanager
+async def assembled(settings: RouterSettings, spans: Telemetry) -> AsyncIterator[Doors]:
+    """Serve inside the block; leaving it drains both doors."""
     metrics, index = Metrics(), PrefixIndex(settings.dispatch.index_keys)
-    with (
-        telemetry("router", settings.telemetry) as spans,
-        Ledger.opened(settings.dispatch.usage_log, metrics) as ledger,
-    ):
+    gate = Gate(settings.server.max_calls)  # one bound over both doors
+    with Ledger.opened(settings.dispatch.usage_log, metrics) as ledger:
         async with (
             Fleet.running(settings.prefill, settings.decode, on_lost=index.forget) as fleet,
             KvStoreClient.connect(settings.kvstore, lambda: fleet.kv_format) as store,
         ):
             placer = Placer(fleet, index, settings.dispatch.worker_wait_seconds)
             dispatch = Dispatch(fleet, placer, store, ledger, metrics, spans)
-            gate = Gate(settings.server.max_calls)  # one bound over both doors
             service = RouterService(dispatch, fleet, gate, settings.dispatch)
             async with (
                 serving(settings.server, service, gate=gate, ready=False) as server,
-                http_door(settings.gateway, dispatch, gate, drain_seconds=settings.server.drain_seconds) as address,
+                http_door(settings.gateway, dispatch, gate, drain_seconds=settings.server.drain_seconds) as http,
             ):
-                announcing = asyncio.create_task(_announce(fleet, server, address), name="readiness")
-                await told_to_stop(settings.server)
-                announcing.cancel()
+                announcing = asyncio.create_task(_announce(fleet, server, http), name="readiness")
+                try:
+                    yield Doors(server.address, http, fleet, dispatch)
+                finally:
+                    announcing.cancel()
+                    await asyncio.wait({announcing})
             dispatch.close()
+
+
+async def run(settings: RouterSettings) -> None:
+    """Serve until told to stop, then drain."""
+    with telemetry("router", settings.telemetry) as spans:
+        async with assembled(settings, spans):
+            await told_to_stop(settings.server)
 
 
 async def _announce(fleet: Fleet, server: Server, address: str) -> None:

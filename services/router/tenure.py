@@ -1,4 +1,4 @@
-"""The lease between prefill and decode: renewed until every choice has its blocks, then released."""
+"""Leases between prefill and decode: renewed until every choice has its blocks, then released."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ log = logging.getLogger(__name__)
 
 
 class Tenure:
-    """Holds at most one lease for the length of the block. It ends early once all expected choices are admitted."""
+    """Holds the leases of one request's tickets, at most for the length of the block.
+
+    They end early once all expected choices are admitted. Each lease has a task that ends by releasing it: that task is
+    told, never cancelled, since a task that is cancelled before its first step would release nothing.
+    """
 
     def __init__(self, store: KvStoreClient) -> None:
         self._store = store
-        self._lease: Lease | None = None
         self._expected = 0
-        self._renewing: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
+        self._holding: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._let_go()
+        self._over.set()
+        if self._holding:
+            await asyncio.wait(self._holding)
 
     def hold(self, ticket: Ticket | None) -> None:
         """Take over a ticket's lease."""
-        if ticket is None:
-            return
-        before, self._lease = self._lease, ticket.lease
-        if self._renewing is not None:
-            self._renewing.cancel()
-        self._renewing = asyncio.create_task(self._renew(ticket.lease, before), name="lease renewal")
+        if ticket is not None:
+            self._over.clear()  # a ticket of a second prefill may come after the first one's choices were admitted
+            self._holding.add(asyncio.create_task(self._keep(ticket.lease), name="lease"))
 
     def expect(self, choices: int) -> None:
         """Say how many choices will be admitted."""
@@ -45,25 +48,20 @@ class Tenure:
     def admitted(self) -> None:
         """Note that one more choice has its blocks."""
         self._expected -= 1
-        if self._expected <= 0 and self._renewing is not None:
-            self._renewing.cancel()  # its end releases the lease
+        if self._expected <= 0:
+            self._over.set()
 
-    async def _renew(self, lease: Lease, before: Lease | None) -> None:
+    async def _keep(self, lease: Lease) -> None:
+        while not self._over.is_set():
+            try:
+                async with asyncio.timeout(lease.seconds / 3):
+                    await self._over.wait()
+            except TimeoutError:
+                await self._renew(lease)
+        await self._store.release(lease)
+
+    async def _renew(self, lease: Lease) -> None:
         try:
-            if before is not None:
-                await self._store.release(before)
-            while True:
-                await asyncio.sleep(lease.seconds / 3)
-                try:
-                    await self._store.renew(lease)
-                except TwostrokeError as error:
-                    log.warning("lease not renewed", extra={"reason": error.reason})
-        finally:
-            if self._lease == lease:
-                self._lease = None
-            await self._store.release(lease)
-
-    async def _let_go(self) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.wait({self._renewing})
+            await self._store.renew(lease)
+        except TwostrokeError as error:
+            log.warning("lease not renewed", extra={"reason": error.reason})

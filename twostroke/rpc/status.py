@@ -50,8 +50,8 @@ async def abort(context: grpc.aio.ServicerContext[object, object], error: Twostr
     raise AssertionError("abort always raises")
 
 
-def from_rpc_error(error: grpc.aio.AioRpcError) -> TwostrokeError:
-    """The domain error behind a failed call."""
+def from_rpc_error(error: grpc.aio.AioRpcError, *, lost: type[Unavailable] = WorkerLost) -> TwostrokeError:
+    """The domain error behind a failed call; `lost` when the connection failed, not the call."""
     message = error.details() or error.code().name.lower()
     info = _error_info(error)
     if info is not None and (kind := by_reason().get(info.reason)) is not None:
@@ -59,7 +59,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> TwostrokeError:
         return kind(message, field=info.metadata.get("field"), retry_after=float(after) if after else None)
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         # Without our details the transport failed: nobody there, or it went away in the middle.
-        return WorkerLost(f"the connection failed: {message}")
+        return lost(f"the connection failed: {message}")
     return _BY_CODE.get(error.code(), Internal)(message)
 
 
@@ -79,11 +79,11 @@ def _error_info(error: grpc.aio.AioRpcError) -> ErrorInfo | None:
 
 
 @contextmanager
-def domain_errors() -> Iterator[None]:
-    """Turn gRPC errors that leave the block into domain errors."""
+def domain_errors(*, lost: type[Unavailable] = WorkerLost) -> Iterator[None]:
+    """Turn gRPC errors that leave the block into domain errors; `lost` is what a failed connection means."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise from_rpc_error(error) from error
+        raise from_rpc_error(error, lost=lost) from error
     except grpc.aio.UsageError as error:  # the channel was closed under the call
         raise Unavailable(str(error)) from error

@@ -27,7 +27,7 @@ from services.router.gateway.settings import GatewaySettings
 from services.router.gateway.sse import EventStream
 from twostroke.errors import Cancelled, Unavailable
 from twostroke.rpc.gate import Gate
-from twostroke.telemetry import traceparent_of
+from twostroke.telemetry import log_fields, traceparent_of
 
 Parse: TypeAlias = Callable[[Json, str], Asked]
 
@@ -152,6 +152,7 @@ async def _listen(runner: web.AppRunner, settings: GatewaySettings) -> None:
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give every request an id and every error the API's shape."""
     request[REQUEST_ID] = request_id(request)
+    log_fields.set({"request_id": request[REQUEST_ID]})
     try:
         return await handler(request)
     except Exception as error:  # noqa: BLE001 - every error becomes a response here, and a defect is logged

@@ -1,0 +1,27 @@
+"""Fixtures that every test has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_torch_thread() -> Iterator[None]:
+    """Two torch threads beside a busy neighbour are slower than one."""
+    torch.set_num_threads(1)
+    yield
+
+
+@pytest.fixture(autouse=True)
+async def no_leaked_tasks() -> AsyncIterator[None]:
+    """Fail a test that leaves a task behind."""
+    before = asyncio.all_tasks()
+    yield
+    left = [task for task in asyncio.all_tasks() - before if task is not asyncio.current_task()]
+    if left:
+        await asyncio.wait(left, timeout=1)  # tasks that are ending may end
+    assert not [task for task in left if not task.done()]

@@ -1,0 +1,165 @@
+"""All four services in this process, each a real gRPC server on a free port, with a tiny model unless told otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.decode.__main__ import assembled as decode_service
+from services.decode.settings import DecodeSettings
+from services.kvstore.__main__ import assembled as kvstore_service
+from services.kvstore.node import Node
+from services.kvstore.settings import KvStoreSettings, StoreSettings
+from services.prefill.__main__ import assembled as prefill_service
+from services.prefill.settings import PrefillSettings
+from services.router.__main__ import Doors
+from services.router.__main__ import assembled as router_service
+from services.router.gateway.settings import GatewaySettings
+from services.router.settings import DispatchSettings, RouterSettings
+from tests.support.tiny import write_tiny
+from tests.support.tiny_tokenizer import write_tiny_tokenizer
+from twostroke.client import Client
+from twostroke.engine.linear import WeightMode
+from twostroke.kv.blocks import TransportChoice
+from twostroke.rpc.server import ServerSettings
+from twostroke.telemetry import Telemetry
+from twostroke.worker.worker import Worker
+
+SERVER = ServerSettings(drain_seconds=5.0)
+SETTLE_SECONDS = 10.0
+
+
+def tiny_model(folder: Path, **what: object) -> Path:
+    """A tiny model and its tokenizer in one folder; `what` as in `tests.support.tiny.Tiny`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tiny(folder, **{"max_positions": 4_096, **what})
+    write_tiny_tokenizer(folder)
+    return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What to start."""
+
+    model: Path
+    prefill: int = 1
+    decode: int = 1
+    weights: WeightMode = WeightMode.F32
+    tokens_per_step: int = 512
+    max_chunk: int | None = None
+    max_running: int = 64
+    max_waiting: int = 256
+    kv_bytes: str = "64MiB"
+    arena_bytes: int = 64 << 20
+    transport: TransportChoice = TransportChoice.AUTO
+    recompute_tokens: int = 256
+    worker_wait_seconds: float = 10.0
+    usage_log: Path | None = None
+    spans: Telemetry = field(default_factory=lambda: Telemetry(None))
+    server: ServerSettings = SERVER
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What runs."""
+
+    shape: Shape
+    node: Node
+    prefill: list[Worker]
+    decode: list[Worker]
+    doors: Doors
+    client: Client
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [*self.prefill, *self.decode]
+
+    @property
+    def http(self) -> str:
+        return f"http://{self.doors.http}"
+
+    async def settled(self) -> None:
+        """Return once everything came back: sequences, pages, leases, slots. Fails when it does not."""
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                for worker in self.workers:
+                    await worker.engine.idle()
+                while self.held():
+                    await asyncio.sleep(0.01)  # leases end by a call on its way, not by an event we could await
+        except TimeoutError:
+            raise AssertionError(f"still held: {self.held()}") from None
+
+    def held(self) -> list[str]:
+        """What is still in use, in words."""
+        stats = self.node.stats()
+        found = [
+            f"{name} {getattr(stats, name)}"
+            for name in ("leases", "leased_blocks", "reserved", "quarantined")
+            if getattr(stats, name)
+        ]
+        for worker in self.workers:
+            load = worker.engine.load()
+            if load.lent_pages or load.running or load.waiting:
+                found.append(f"{load}")
+            if load.free_pages + load.evictable_pages != load.pages:
+                found.append(f"{load.pages - load.free_pages - load.evictable_pages} pages")
+        return found
+
+
+@asynccontextmanager
+async def started(shape: Shape) -> AsyncIterator[Cluster]:
+    """Run a cluster inside the block; on leaving, prove that nothing is held, then take it apart."""
+    async with AsyncExitStack() as stack:
+        store = StoreSettings(arena_bytes=shape.arena_bytes)
+        kvstore, node = await stack.enter_async_context(
+            kvstore_service(KvStoreSettings(server=shape.server, store=store))
+        )
+        prefill = [
+            await stack.enter_async_context(
+                prefill_service(PrefillSettings(**_worker(shape, kvstore.address)), shape.spans)
+            )
+            for _ in range(shape.prefill)
+        ]
+        decode = [
+            await stack.enter_async_context(
+                decode_service(
+                    DecodeSettings(**_worker(shape, kvstore.address), recompute_tokens=shape.recompute_tokens),
+                    shape.spans,
+                )
+            )
+            for _ in range(shape.decode)
+        ]
+        router = RouterSettings(
+            prefill=tuple(server.address for server, _ in prefill),
+            decode=tuple(server.address for server, _ in decode),
+            kvstore=kvstore.address,
+            server=shape.server,
+            gateway=GatewaySettings(http_listen="127.0.0.1:0"),
+            dispatch=DispatchSettings(worker_wait_seconds=shape.worker_wait_seconds, usage_log=shape.usage_log),
+        )
+        doors = await stack.enter_async_context(router_service(router, shape.spans))
+        client = await stack.enter_async_context(Client(doors.grpc))
+        async with asyncio.timeout(30):
+            while doors.fleet.readiness is not None:
+                await doors.fleet.changed()
+        cluster = Cluster(shape, node, [w for _, w in prefill], [w for _, w in decode], doors, client)
+        yield cluster
+        await cluster.settled()
+
+
+def _worker(shape: Shape, kvstore: str) -> dict[str, object]:
+    return {
+        "model": shape.model,
+        "kvstore": kvstore,
+        "weights": shape.weights,
+        "kv_bytes": shape.kv_bytes,
+        "tokens_per_step": shape.tokens_per_step,
+        "max_chunk": shape.max_chunk,
+        "max_running": shape.max_running,
+        "max_waiting": shape.max_waiting,
+        "transport": shape.transport,
+        "server": shape.server,
+    }
