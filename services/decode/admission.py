@@ -59,7 +59,7 @@ class Admission:
         keys = block_keys(self._worker.root(order.context), (*order.prompt, *order.emitted)[:-1], size)
         prefix = await load_prefix(self._worker, keys, [size] * len(keys), None, deadline=deadline)
         if prefix.lease is not None:
-            await self._worker.store.release(prefix.lease)  # the pages hold the blocks now
+            self._worker.store.release(prefix.lease)  # the pages hold the blocks now
         return prefix
 
     async def _step(self, order: DecodeOrder, prefix: Prefix, span: Span) -> AsyncGenerator[Written, None]:

@@ -75,6 +75,6 @@ class Publisher:
                 None, named, [block.page for block in blocks], deadline=deadline
             )
             if written.lease is not None:
-                await self._worker.store.release(written.lease)
+                self._worker.store.release(written.lease)
         except STORE_TROUBLE as error:
             log.warning("publishing failed", extra={"reason": error.reason, "blocks": len(blocks)})

@@ -43,7 +43,7 @@ class Handoff:
                 yield event
             yield publication.hand_over()
         finally:
-            await publication.close()
+            publication.close()
 
     async def _compute(
         self, order: PrefillOrder, root: bytes, prefix: Prefix, publication: Publication, span: Span
@@ -146,10 +146,10 @@ class Publication:
         lease, self._lease = self._lease, None
         return Handover(Ticket(blocks=tuple(self._refs), lease=lease, format_digest=self._worker.kv_format.digest))
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Give back what is still held."""
         self._worker.engine.release_pages([block.page for block in self._owed])
         self._owed = []
         if self._lease is not None:
             lease, self._lease = self._lease, None
-            await self._worker.store.release(lease)
+            self._worker.store.release(lease)

@@ -18,11 +18,11 @@ class Choice:
         finish: why it ended; None while it goes on.
     """
 
-    def __init__(self, index: int, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, stop_strings: Sequence[str], *, min_tokens: int = 0) -> None:
         self.index = index
         self.emitted: list[int] = []
         self.finish: FinishReason | None = None
-        self._stream = TextStream(tokenizer, stop_strings)
+        self._stream = TextStream(tokenizer, stop_strings, min_tokens=min_tokens)
         self._text: list[str] = []
         self._tokens: list[Token] = []
         self._sequence = 0
@@ -69,8 +69,8 @@ class Choice:
 class Answer:
     """All choices of a request. What gathers is bounded by their max_tokens."""
 
-    def __init__(self, choices: int, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
-        self.choices = [Choice(index, tokenizer, stop_strings) for index in range(choices)]
+    def __init__(self, choices: int, tokenizer: Tokenizer, stop_strings: Sequence[str], *, min_tokens: int = 0) -> None:
+        self.choices = [Choice(index, tokenizer, stop_strings, min_tokens=min_tokens) for index in range(choices)]
         self._changed = asyncio.Event()
         self._closed = False
 

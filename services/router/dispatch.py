@@ -106,7 +106,7 @@ class Dispatch:
                 prompt_tokens=len(prompt.ids),
                 fingerprint=model.info.fingerprint,
             )
-            answer = Answer(request.n, model.tokenizer, request.stop_strings)
+            answer = Answer(request.n, model.tokenizer, request.stop_strings, min_tokens=prompt.stops.min_tokens)
             errand = Errand(self._placer, self._store, self._metrics, request, prompt, answer, account, deadline)
             async for event in self._answered(errand, answer, account, span):
                 yield event

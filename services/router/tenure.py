@@ -58,7 +58,7 @@ class Tenure:
                     await self._over.wait()
             except TimeoutError:
                 await self._renew(lease)
-        await self._store.release(lease)
+        self._store.release(lease)
 
     async def _renew(self, lease: Lease) -> None:
         try:

@@ -34,9 +34,14 @@ def chunks(items: Sequence[Item], cuts: list[int]) -> list[Sequence[Item]]:
     return [items[start:end] for start, end in itertools.pairwise(edges)]
 
 
-def first_stop(text: str, stops: list[str]) -> int | None:
-    """Where the stop string starts that ends first, found by trying every end: the definition."""
+def first_stop(text: str, stops: list[str], min_tokens: int = 0) -> int | None:
+    """Where the stop string starts that ends first, found by trying every end: the definition.
+
+    A token is a byte, and the first `min_tokens` of them complete none.
+    """
     for end in range(1, len(text) + 1):
+        if len(text[:end].encode()) <= min_tokens:
+            continue
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
             return min(starts)
@@ -80,3 +85,17 @@ def test_a_token_stream_uses_the_same_tokens_in_any_chunks(
     for deltas in (single, joined):
         assert "".join(delta.text for delta in deltas) == text[: first_stop(text, stops)]
     assert sum(delta.tokens_used for delta in single) == sum(delta.tokens_used for delta in joined)
+
+
+@given(text=TEXT, stops=STOPS, cuts=CUTS, min_tokens=st.integers(0, 40))
+def test_a_stop_string_ends_an_answer_only_after_its_least_number_of_tokens(
+    tokenizer: Tokenizer, text: str, stops: list[str], cuts: list[int], min_tokens: int
+) -> None:
+    stream = TextStream(tokenizer, stops, min_tokens=min_tokens)
+    ids = tokenizer.encode(text, allow_special=False)
+    deltas = [stream.push(chunk) for chunk in chunks(ids, cuts)] + [stream.finish()]
+    stop = first_stop(text, stops, min_tokens)
+    assert "".join(delta.text for delta in deltas) == text[:stop]
+    assert deltas[-1].stopped == (stop is not None)
+    if stop is not None:
+        assert sum(delta.tokens_used for delta in deltas) > min_tokens

@@ -84,3 +84,19 @@ def test_a_replacement_at_the_end_can_complete_a_stop_string(tokenizer: Tokenize
     stream = TextStream(tokenizer, ["a\ufffd"])
     assert stream.push([*b"xa", 0xF0]) == TextDelta("x", False, 3)
     assert stream.finish() == TextDelta("", True, 0)
+
+
+def test_a_stop_string_within_the_first_min_tokens_is_ordinary_text(tokenizer: Tokenizer) -> None:
+    stream = TextStream(tokenizer, ["END"], min_tokens=6)
+    assert stream.push(b"ENDEND") == TextDelta("ENDEND", False, 6)
+    assert stream.push(b"END.") == TextDelta("", True, 3)
+
+
+def test_a_stop_string_that_only_begins_within_the_first_min_tokens_counts(tokenizer: Tokenizer) -> None:
+    assert TextStream(tokenizer, ["END"], min_tokens=3).push(b"abEND.") == TextDelta("ab", True, 5)
+
+
+def test_a_stop_string_that_was_too_early_is_not_found_later_in_what_was_held_back(tokenizer: Tokenizer) -> None:
+    stream = TextStream(tokenizer, ["abcd", "bc"], min_tokens=3)
+    assert stream.push(b"abcx") == TextDelta("abcx", False, 4)
+    assert stream.push(b"bc") == TextDelta("", True, 2)

@@ -82,7 +82,7 @@ class Paging:
         """Take a sequence's pages back; what was published stays cached, and its end is evicted first."""
         self._pool.release(reversed(sequence.pages))
         sequence.pages = []
-        sequence.computed = sequence.published = 0
+        sequence.computed = 0
 
     def publish(self, sequence: Sequence, *, tail: bool) -> tuple[FilledBlock, ...]:
         """Put the blocks that are full into the prefix index; returns those to be exported, each lent.

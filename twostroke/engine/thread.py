@@ -120,23 +120,26 @@ class EngineThread:
 
     def _serve(self) -> None:
         blocked = True
-        while True:
+        while not self._stopping:
             results = Results()
             commands = self._drain(wait=blocked)
             for command in commands:
                 self._carry_out(command, results)
-            if self._stopping:
-                return
-            was_busy = self._core.busy
-            deliveries = self._core.step()
-            blocked = deliveries is None
-            results.deliveries += deliveries or ()
-            if not self._core.busy:
-                self._rest(results, check=was_busy)
+            if not self._stopping:
+                blocked = not self._step(results)
             self.load = self._core.load()
             self.carried_out += len(commands)
             if results.deliveries or results.replies:
                 self._loop.call_soon_threadsafe(self._publish, results)
+
+    def _step(self, results: Results) -> bool:
+        """Run a step; False when none can run before another command comes."""
+        was_busy = self._core.busy
+        deliveries = self._core.step()
+        results.deliveries += deliveries or ()
+        if not self._core.busy:
+            self._rest(results, check=was_busy)
+        return deliveries is not None
 
     def _drain(self, *, wait: bool) -> list[Command]:
         """All commands there are; with `wait`, at least one."""

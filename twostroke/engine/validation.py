@@ -50,7 +50,9 @@ class Bounds:
         if prompt >= self.context or given > self.context:
             message = f"the prompt has {prompt} tokens and leaves no room in a context of {self.context}"
             raise ContextTooLong(message, field="prompt")
-        longest = given if request.first_token_only else min(prompt + request.stops.max_tokens, self.context) - 1
+        longest = min(prompt + request.stops.max_tokens, self.context) - 1  # the last token is never run
+        if request.first_token_only:
+            longest = min(given, longest)
         room = self.pages * self.page_tokens
         if longest > room:
             field = "prompt" if given >= room else "max_tokens"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import grpc
 import numpy as np
@@ -25,6 +27,8 @@ from twostroke.kv.transport.streams import StreamTransport
 from twostroke.rpc.channel import connect
 
 log = logging.getLogger(__name__)
+
+Moved = TypeVar("Moved", Stored, Loaded)
 
 
 class TransportChoice(enum.Enum):
@@ -80,6 +84,7 @@ class BlockStoreClient(KvStoreClient):
                 log.warning("the store is not there yet", extra={"address": address, "error": error.message})
             yield client
         finally:
+            await client.released()
             if client._transport is not None:
                 await client._transport.close()
             await channel.close()
@@ -98,7 +103,8 @@ class BlockStoreClient(KvStoreClient):
 
         Raises: TwostrokeError, when the store is in trouble.
         """
-        return await (await self._ready(deadline)).write(lease, blocks, pages, deadline)
+        transport = await self._ready(deadline)
+        return await self._whole(lease, transport.write(lease, blocks, pages, deadline))
 
     async def read_blocks(
         self, lease: Lease | None, keys: Sequence[bytes], pages: Sequence[int], *, deadline: float | None = None
@@ -109,7 +115,26 @@ class BlockStoreClient(KvStoreClient):
 
         Raises: TwostrokeError, when the store is in trouble.
         """
-        return await (await self._ready(deadline)).read(lease, keys, pages, deadline)
+        transport = await self._ready(deadline)
+        return await self._whole(lease, transport.read(lease, keys, pages, deadline))
+
+    async def _whole(self, lease: Lease | None, moving: Coroutine[None, None, Moved]) -> Moved:
+        """Carry a transfer to its end even when its caller is cancelled meanwhile.
+
+        Only then are its pages and slots free, and is it known which lease it opened. Every step has a time limit.
+        """
+        task = asyncio.create_task(moving, name="transfer")
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            while not task.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({task})
+            if lease is None and not task.cancelled() and task.exception() is None:
+                opened = task.result().lease
+                if opened is not None:
+                    self.release(opened)
+            raise
 
     async def _ready(self, deadline: float | None) -> BlockTransport:
         """The transport to the node as it is now."""

@@ -48,15 +48,18 @@ class KvStoreClient:
         self._writer_id = writer_id
         self._attachment: Attachment | None = None
         self._attaching = asyncio.Lock()
+        self._releasing: set[asyncio.Task[None]] = set()
 
     @classmethod
     @asynccontextmanager
     async def connect(cls, address: str, kv_format: Callable[[], KvFormat | None]) -> AsyncIterator[Self]:
         """Use the node at `address` inside the block. It need not be there yet."""
         channel = connect(address)
+        client = cls(channel, kv_format)
         try:
-            yield cls(channel, kv_format)
+            yield client
         finally:
+            await client.released()
             await channel.close()
 
     async def attached(self, deadline: float | None = None) -> Attachment:
@@ -99,8 +102,21 @@ class KvStoreClient:
         if lease.id not in response.alive:
             raise NotFound("the lease has ended", field="lease_id")
 
-    async def release(self, lease: Lease) -> None:
-        """End a lease. Trouble is logged: what is not released ends by time."""
+    def release(self, lease: Lease) -> None:
+        """End a lease, in a task of the client's own: whoever lets go may itself be about to be cancelled.
+
+        Trouble is logged: what is not released ends by time.
+        """
+        task = asyncio.create_task(self._release(lease), name="release")
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+
+    async def released(self) -> None:
+        """Return when every release so far was carried out; bounded by the time limit of a call."""
+        if self._releasing:
+            await asyncio.wait(self._releasing)
+
+    async def _release(self, lease: Lease) -> None:
         try:
             async with self.calls(None, lease) as node:
                 request = pb.ReleaseRequest(incarnation=node.incarnation, lease_ids=[lease.id])

@@ -2,7 +2,8 @@
 
 The first is the one that is complete first; of two that end with the same character it is the longer, which starts
 earlier. So an answer ends with the character that completes a stop string, whatever pieces it comes in, and never
-waits to see whether a longer one would have matched.
+waits to see whether a longer one would have matched. One that is complete within the first `min_tokens` tokens is
+ordinary text, as an end token there would have been banned; one that only begins there counts.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ class StopMatcher:
         self._held = ""
         self.stopped = False
 
-    def push(self, text: str) -> str:
-        """The text that may be shown now; nothing more once `stopped`."""
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """The text that may be shown now; nothing more once `stopped`. Unless it `may_stop`, `text` completes none."""
         if self.stopped:
             return ""
+        before = len(self._held)
         text = self._held + text
-        if (match := self._first(text)) is not None:
+        if may_stop and (match := self._first(text, before)) is not None:
             start, end = match
             self.stopped, self._held = True, ""
             return text[: end if self._include else start]
@@ -49,9 +51,9 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _first(self, text: str) -> tuple[int, int] | None:
-        """Start and end of the stop string that is complete first in `text`."""
-        starts = ((text.find(stop), len(stop)) for stop in self._stops)
+    def _first(self, text: str, before: int) -> tuple[int, int] | None:
+        """Start and end of the stop string that is complete first in `text`, beyond the characters seen `before`."""
+        starts = ((text.find(stop, max(0, before + 1 - len(stop))), len(stop)) for stop in self._stops)
         ends = [(start + length, start) for start, length in starts if start >= 0]
         if not ends:
             return None
@@ -78,10 +80,16 @@ class TextDelta:
 class TextStream:
     """The text of one choice: token ids in, text out that may be shown, until a stop string ends it."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, include_stop: bool = False) -> None:
-        """Start after a prompt. Raises: InvalidRequest, if a stop string is empty."""
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, min_tokens: int = 0, include_stop: bool = False
+    ) -> None:
+        """Start after a prompt; the first `min_tokens` tokens complete no stop string.
+
+        Raises: InvalidRequest, if a stop string is empty.
+        """
         self._detokenizer = Detokenizer(tokenizer, after_text=True)
         self._matcher = StopMatcher(stops, include=include_stop)
+        self._unstoppable = min_tokens  # how many of the next tokens
 
     def push(self, ids: Sequence[int]) -> TextDelta:
         """Take the next tokens; those after the stop string are not looked at."""
@@ -89,12 +97,14 @@ class TextStream:
         for used, id_ in enumerate(ids):
             if self._matcher.stopped:
                 return TextDelta("".join(pieces), True, used)
-            pieces.append(self._matcher.push(self._detokenizer.push([id_])))
+            text = self._detokenizer.push([id_])
+            pieces.append(self._matcher.push(text, may_stop=self._unstoppable == 0))
+            self._unstoppable = max(0, self._unstoppable - 1)
         return TextDelta("".join(pieces), self._matcher.stopped, len(ids))
 
     def finish(self) -> TextDelta:
         """Show what is left at the end of the answer, whatever ended it."""
         if self._matcher.stopped:
             return TextDelta("", True, 0)
-        text = self._matcher.push(self._detokenizer.finish())
+        text = self._matcher.push(self._detokenizer.finish(), may_stop=self._unstoppable == 0)
         return TextDelta(text + self._matcher.finish(), self._matcher.stopped, 0)

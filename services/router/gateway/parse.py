@@ -78,7 +78,8 @@ def parse_chat(body: Json, request_id: str) -> Asked:
         max_tokens=_chat_max_tokens(shape),
         continue_final_message=shape.continue_final_message,
     )
-    _check(request, {"session": "prompt_cache_key"})
+    newer = {} if shape.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+    _check(request, {"session": "prompt_cache_key"} | newer)
     return _asked(shape, (request,))
 
 

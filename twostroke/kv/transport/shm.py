@@ -88,7 +88,7 @@ class SharedMemoryTransport:
     async def write(
         self, lease: Lease | None, blocks: Sequence[tuple[bytes, int]], pages: Sequence[int], deadline: float | None
     ) -> Stored:
-        """See BlockTransport. A call that fails or is cancelled after Reserve gives its slots back."""
+        """See BlockTransport. A call that fails after Reserve gives its slots back."""
         page_of = dict(zip((key for key, _ in blocks), pages, strict=True))
         tokens_of = dict(blocks)
         lease, reservations, held = await self._calls.reserve(lease, list(page_of), deadline)
@@ -104,7 +104,7 @@ class SharedMemoryTransport:
 
         committed = False
         try:
-            written = await self._to_end(copy)
+            written = await self._in_thread(copy)
             keys = await self._calls.commit(lease, messages.written_blocks_pb(written), deadline)
             committed = True
         finally:
@@ -127,22 +127,13 @@ class SharedMemoryTransport:
                 whole += 1
             return whole
 
-        return Loaded(lease, await self._to_end(copy) if places else 0)
+        return Loaded(lease, await self._in_thread(copy) if places else 0)
 
     async def close(self) -> None:
         """Unmap, behind the last copy."""
-        await self._to_end(self._arena.close)
+        await self._in_thread(self._arena.close)
         self._thread.shutdown()
 
-    async def _to_end(self, work: Callable[[], T]) -> T:
-        """Run work in the copy thread; a cancellation waits for its end, since it uses pages and slots."""
-        copying = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        cancelled: asyncio.CancelledError | None = None
-        while not copying.done():
-            try:
-                await asyncio.wait({copying})
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
-        return copying.result()
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Run work in the copy thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

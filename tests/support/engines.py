@@ -1,0 +1,136 @@
+"""Engines over the tiny model, requests for them, and whole answers."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.support.tiny import write_tiny
+from tests.support.tiny_tokenizer import VOCAB_SIZE
+from twostroke.engine.attention import AttentionBackend, Plan
+from twostroke.engine.engine import Engine, EngineRequest, EngineSettings, StepOutput
+from twostroke.engine.model import CausalModel
+from twostroke.engine.weights import LoadedModel, WeightMode, load_model
+from twostroke.types import FinishReason, SamplingParams, StopConditions, Token
+
+GREEDY = SamplingParams(temperature=0.0)
+_roots = count()
+
+
+@cache
+def tiny() -> LoadedModel:
+    with tempfile.TemporaryDirectory() as folder:
+        return load_model(write_tiny(Path(folder)), mode=WeightMode.F32)
+
+
+def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).integers(0, 256, length).tolist())
+
+
+def asked(
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 12,
+    sampling: SamplingParams = GREEDY,
+    stops: StopConditions | None = None,
+    root: bytes | None = None,
+) -> EngineRequest:
+    """A request; without a root of its own it shares blocks with no other."""
+    return EngineRequest(
+        id="test",
+        prompt=tuple(prompt),
+        root=b"alone %d" % next(_roots) if root is None else root,
+        sampling=sampling,
+        stops=stops or StopConditions(max_tokens=max_tokens, ignore_eos=True),
+    )
+
+
+@asynccontextmanager
+async def engine_of(model: CausalModel | None = None, *, pages: int = 129, **settings: int) -> AsyncIterator[Engine]:
+    """An engine that proves on leaving that every page came back."""
+    chosen = EngineSettings(**{"pages": pages, "tokens_per_step": 64, "max_running": 16} | settings)
+    async with Engine.start(chosen, model or tiny().model, tiny().kv_format()) as engine:
+        yield engine
+        await engine.idle()
+        load = engine.load()
+        assert not load.busy
+        assert load.lent_pages == 0
+        assert load.free_pages + load.evictable_pages == load.pages == pages - 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that came of a request."""
+
+    tokens: tuple[Token, ...]
+    finish: FinishReason | None
+    cached: int
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(token.id for token in self.tokens)
+
+
+async def answer(engine: Engine, request: EngineRequest) -> Answer:
+    outputs = await outputs_of(engine, request)
+    engine.release_pages([block.page for output in outputs for block in output.filled])
+    whole = StepOutput.merged(outputs)
+    return Answer(whole.tokens, whole.finish, whole.cached)
+
+
+async def outputs_of(engine: Engine, request: EngineRequest) -> list[StepOutput]:
+    async with engine.submit(request) as outputs:
+        return [output async for output in outputs]
+
+
+async def split(prefill: Engine, decode: Engine, request: EngineRequest) -> Answer:
+    """Prompt and first token on one engine, the pages' bytes carried over, the rest on another."""
+    outputs = await outputs_of(prefill, replace(request, first_token_only=True, export=True))
+    first = StepOutput.merged(outputs)
+    pages = await decode.take_pages(len(first.filled))
+    assert len(pages) == len(first.filled)
+    for target, block in zip(pages, first.filled, strict=True):
+        decode.cache.rows()[target] = prefill.cache.rows()[block.page]
+    prefill.release_pages([block.page for block in first.filled])
+    await decode.adopt_pages([(page, block.key, block.tokens) for page, block in zip(pages, first.filled, strict=True)])
+    if first.finish is not None:
+        return Answer(first.tokens, first.finish, first.cached)
+    emitted = tuple(token.id for token in first.tokens)
+    rest = await answer(decode, replace(request, emitted=emitted, max_uncached=1))
+    return Answer(first.tokens + rest.tokens, rest.finish, first.cached)
+
+
+class Fragile:
+    """The tiny model with four tokens on which it fails or waits: a model as bad as a model can be."""
+
+    SPOILS, RAISES, KILLS, WAITS = range(VOCAB_SIZE - 4, VOCAB_SIZE)
+
+    def __init__(self) -> None:
+        self._model = tiny().model
+        self.config = self._model.config
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend, plan: Plan) -> Tensor:
+        if (token_ids == self.RAISES).any():
+            raise RuntimeError("broken kernel")
+        if (token_ids == self.KILLS).any():
+            raise SystemExit
+        if (token_ids == self.WAITS).any():
+            self.entered.set()
+            self.gate.wait(30)
+        hidden = self._model.forward(token_ids, positions, attention, plan)
+        return torch.where((token_ids == self.SPOILS)[:, None], torch.nan, hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden)
