@@ -1,4 +1,4 @@
-"""All four services in this process, each a real gRPC server on a free port, with a tiny model unless told otherwise."""
+"""All four services in this process, each a real gRPC server on a free port, with a tiny model by default."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ class Cluster:
     """What runs."""
 
     shape: Shape
+    kvstore: str
     node: Node
     prefill: list[Worker]
     decode: list[Worker]
@@ -145,7 +146,7 @@ async def started(shape: Shape) -> AsyncIterator[Cluster]:
         async with asyncio.timeout(30):
             while doors.fleet.readiness is not None:
                 await doors.fleet.changed()
-        cluster = Cluster(shape, node, [w for _, w in prefill], [w for _, w in decode], doors, client)
+        cluster = Cluster(shape, kvstore.address, node, [w for _, w in prefill], [w for _, w in decode], doors, client)
         yield cluster
         await cluster.settled()
 
