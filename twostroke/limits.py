@@ -6,7 +6,6 @@ the OpenAI API where it has the field.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from twostroke.errors import InvalidRequest
@@ -70,7 +69,9 @@ def check_token_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
     """Raise InvalidRequest when an id is outside the vocabulary."""
     for token in ids:
         if not 0 <= token < vocab_size:
-            raise InvalidRequest(f"{field}: token id {token} is outside the vocabulary of {vocab_size}", field=field)
+            raise InvalidRequest(
+                f"{field}: token id {_shown(token)} is outside the vocabulary of {vocab_size}", field=field
+            )
 
 
 def _check_prompt(prompt: str | tuple[int, ...] | tuple[Message, ...]) -> None:
@@ -91,8 +92,14 @@ def _check_prompt(prompt: str | tuple[int, ...] | tuple[Message, ...]) -> None:
 
 def _within(field: str, value: float, low: float, high: float, *, above: bool = False, unit: str = "") -> None:
     """`above` excludes the low end. NaN is outside every range."""
-    if math.isnan(value) or not low <= value <= high or (above and value == low):
+    if not low <= value <= high or (above and value == low):
         least = "over" if above else "from"
-        raise InvalidRequest(
-            f"{field} must be {least} {low:g} to {high:g}{' ' + unit if unit else ''}, not {value:g}", field=field
-        )
+        bounds = f"{least} {_shown(low)} to {_shown(high)}{' ' + unit if unit else ''}"
+        raise InvalidRequest(f"{field} must be {bounds}, not {_shown(value)}", field=field)
+
+
+def _shown(number: float) -> str:
+    """Short whatever a caller sends: JSON integers may have thousands of digits, which no float can hold."""
+    if isinstance(number, float):
+        return f"{number:g}"
+    return str(number) if number.bit_length() <= SEED_BITS + 1 else f"an integer of {number.bit_length()} bits"

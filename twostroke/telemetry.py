@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import json
 import logging
+import re
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 TRACEPARENT = "traceparent"  # W3C Trace Context, level 1
 SHUTDOWN_SECONDS = 3.0
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 # Set at the border of a request's task, and dies with the task: fields for every log line written under it.
@@ -162,11 +164,19 @@ def telemetry(service: str, settings: TelemetrySettings) -> Iterator[Telemetry]:
         stopping.join(SHUTDOWN_SECONDS)
 
 
+def log_as(request_id: str, span: Span) -> None:
+    """Let every log line of this task, and of tasks it starts, name the request and its trace."""
+    fields = {"request_id": request_id}
+    if span.traceparent is not None:
+        fields["trace_id"] = span.traceparent.split("-")[1]
+    log_fields.set(fields)
+
+
 def traceparent_of(metadata: object) -> str | None:
     """The `traceparent` in gRPC invocation metadata or HTTP headers, if any."""
     pairs = metadata.items() if isinstance(metadata, Mapping) else metadata or ()
     for key, value in pairs:  # type: ignore[attr-defined]
-        if key.lower() == TRACEPARENT and isinstance(value, str) and len(value) <= 64:
+        if key.lower() == TRACEPARENT and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
             return value
     return None
 

@@ -14,7 +14,7 @@ from twostroke.errors import FormatMismatch
 from twostroke.handoff import DecodeOrder
 from twostroke.rpc.deadline import deadline_of
 from twostroke.rpc.interceptor import Context
-from twostroke.telemetry import Telemetry, log_fields, traceparent_of
+from twostroke.telemetry import Telemetry, log_as, traceparent_of
 from twostroke.v1 import decode_pb2, decode_pb2_grpc
 from twostroke.wire import handoff
 from twostroke.worker.attempts import Attempts
@@ -43,10 +43,10 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
         self._worker.check_addressed(request.incarnation, request.format_digest)
         order = self._order(request)
         deadline = deadline_of(context, asyncio.get_running_loop())
-        log_fields.set({"request_id": order.context.request_id})
         parent = traceparent_of(context.invocation_metadata())
         sequence, total = 0, len(order.emitted)
         with self._telemetry.span("twostroke.decode", parent=parent, choice=order.choice) as span:
+            log_as(order.context.request_id, span)
             written = self._admission.run(order, deadline, span)
             async with self._attempts.running(order.context, order.choice), aclosing(written):
                 async for news in written:

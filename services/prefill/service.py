@@ -12,7 +12,7 @@ from services.prefill.handoff import Handoff
 from twostroke import limits
 from twostroke.rpc.deadline import deadline_of
 from twostroke.rpc.interceptor import Context
-from twostroke.telemetry import Telemetry, log_fields, traceparent_of
+from twostroke.telemetry import Telemetry, log_as, traceparent_of
 from twostroke.v1 import prefill_pb2, prefill_pb2_grpc
 from twostroke.wire import handoff
 from twostroke.worker.attempts import Attempts
@@ -42,9 +42,9 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
         order = handoff.prefill_order(request)
         limits.check_token_ids("prompt", order.prompt, self._worker.loaded.config.vocab_size)
         deadline = deadline_of(context, asyncio.get_running_loop())
-        log_fields.set({"request_id": order.context.request_id})
         parent = traceparent_of(context.invocation_metadata())
         with self._telemetry.span("twostroke.prefill", parent=parent, attempt=order.context.attempt) as span:
+            log_as(order.context.request_id, span)
             events = self._handoff.run(order, deadline, span)
             async with self._attempts.running(order.context), aclosing(events):
                 async for event in events:

@@ -17,7 +17,7 @@ from services.router.prompt import prepare
 from twostroke.cluster import Role
 from twostroke.errors import Unavailable
 from twostroke.kv.client import KvStoreClient
-from twostroke.telemetry import Span, Telemetry
+from twostroke.telemetry import Span, Telemetry, log_as
 from twostroke.types import ChoiceFinished, Delta, Event, GenerateRequest, Started, Usage
 
 TOKENIZER_THREADS = 2
@@ -45,7 +45,7 @@ class Dispatch:
 
     @property
     def models(self) -> Sequence[ModelCard]:
-        """The model served; none until the first worker is warm."""
+        """The model served; none until workers of both kinds are warm."""
         model = self._fleet.model
         if model is None:
             return ()
@@ -93,6 +93,7 @@ class Dispatch:
             self._metrics.open_requests.track_inprogress(),
             self._telemetry.span("twostroke.request", parent=request.traceparent, **attributes) as span,
         ):
+            log_as(request.context.request_id, span)
             model = self._require_model()
             with span.child("twostroke.tokenize") as tokenizing:
                 loop = asyncio.get_running_loop()
@@ -142,7 +143,7 @@ class Dispatch:
     def _require_model(self) -> ServedModel:
         model = self._fleet.model
         if model is None:
-            raise Unavailable("no worker has loaded the model yet", retry_after=1)
+            raise Unavailable(self._fleet.readiness or "the cluster is not ready yet", retry_after=1)
         return model
 
     def close(self) -> None:

@@ -45,7 +45,8 @@ class Fleet:
     def __init__(self, prefill: Sequence[str], decode: Sequence[str], on_lost: Callable[[str], None]) -> None:
         self.members = [Member(address, Role.PREFILL) for address in prefill]
         self.members += [Member(address, Role.DECODE) for address in decode]
-        self.model: ServedModel | None = None
+        self._model: ServedModel | None = None
+        self._was_whole = False
         self._on_lost = on_lost
         self._changed = asyncio.Event()
         self._learning = asyncio.Lock()
@@ -74,14 +75,22 @@ class Fleet:
         return [member for member in self.members if member.role is role and member.available]
 
     @property
+    def model(self) -> ServedModel | None:
+        """The model served; None until the fleet was ready for the first time.
+
+        Before that a request is refused. Afterwards it waits for a worker that is away, which is likely to come back.
+        """
+        return self._model if self._was_whole else None
+
+    @property
     def kv_format(self) -> KvFormat | None:
         """What blocks are made of; None until the first worker is known."""
-        return None if self.model is None else self.model.kv_format
+        return None if self._model is None else self._model.kv_format
 
     @property
     def readiness(self) -> str | None:
         """None when a request can be served, else why not."""
-        if self.model is None:
+        if self._model is None:
             return "no worker has loaded the model yet"
         for role in Role:
             if not self.available(role):
@@ -126,6 +135,7 @@ class Fleet:
         self._tell()
 
     def _tell(self) -> None:
+        self._was_whole = self._was_whole or self.readiness is None
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -133,9 +143,9 @@ class Fleet:
         """Take the first worker's model as the fleet's; every later one must have the same. Raises FormatMismatch."""
         async with self._learning:
             alone = not any(each.available for each in self.members)
-            if self.model is None or (alone and self.model.info != info.model):
-                self.model = await self._learn(member, info)
-            self.model.kv_format.require_equal(info.kv_format, who=member.address)
+            if self._model is None or (alone and self._model.info != info.model):
+                self._model = await self._learn(member, info)
+            self._model.kv_format.require_equal(info.kv_format, who=member.address)
 
     async def _learn(self, member: Member, info: WorkerInfo) -> ServedModel:
         raw = await member.tokenizer(MAX_BUNDLE_BYTES)

@@ -17,7 +17,7 @@ from twostroke import wire
 from twostroke.rpc.deadline import deadline_of
 from twostroke.rpc.gate import Gate
 from twostroke.rpc.interceptor import Context
-from twostroke.telemetry import log_fields, traceparent_of
+from twostroke.telemetry import traceparent_of
 from twostroke.v1 import router_pb2, router_pb2_grpc
 from twostroke.wire import worker as worker_wire
 
@@ -43,7 +43,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         """Stream an answer."""
         wanted = wire.generate_request(request)
         wanted = replace(wanted, traceparent=traceparent_of(context.invocation_metadata()))
-        log_fields.set({"request_id": wanted.context.request_id})
         loop = asyncio.get_running_loop()
         deadline = deadline_of(context, loop) or loop.time() + self._settings.request_seconds
         async with aclosing(self._dispatch.generate(wanted, deadline)) as events:

@@ -2,97 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
 
-from twostroke import wire
+from tests.support.scripted_router import PROMPT_TOKENS, ScriptedRouter, answer, talking_to
 from twostroke.client import Client
-from twostroke.errors import (
-    BlocksMissing,
-    ContextTooLong,
-    DeadlineExceeded,
-    InvalidRequest,
-    NotFound,
-    Overloaded,
-    Unavailable,
-    WorkerLost,
-)
-from twostroke.rpc.server import ServerSettings, serving
-from twostroke.types import ChoiceFinished, Delta, Event, FinishReason, Message, Started, Token, Usage
-from twostroke.v1 import common_pb2, router_pb2, router_pb2_grpc, worker_pb2
-
-Step = Event | Exception | asyncio.Event
-PROMPT_TOKENS = 3
-
-
-class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
-    """Plays one script a try; the last one again and again."""
-
-    full_name = "twostroke.v1.RouterService"
-
-    def __init__(self, *scripts: Callable[[router_pb2.GenerateRequest], Iterable[Step]]) -> None:
-        self.scripts = scripts
-        self.requests: list[router_pb2.GenerateRequest] = []
-        self.remaining: list[float] = []
-        self.left = asyncio.Event()
-
-    def register(self, server: Any) -> None:
-        router_pb2_grpc.add_RouterServiceServicer_to_server(self, server)
-
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[router_pb2.GenerateResponse]:
-        script = self.scripts[min(len(self.requests), len(self.scripts) - 1)]
-        self.requests.append(request)
-        self.remaining.append(context.time_remaining())
-        try:
-            for step in script(request):
-                if isinstance(step, asyncio.Event):
-                    await step.wait()
-                elif isinstance(step, Exception):
-                    raise step
-                else:
-                    yield wire.event_pb(step, output=request.output)
-        finally:
-            self.left.set()
-
-    async def ListModels(self, request: Any, context: Any) -> router_pb2.ListModelsResponse:
-        self.remaining.append(context.time_remaining())
-        return router_pb2.ListModelsResponse(models=[worker_pb2.ModelInfo(id="tiny", context_tokens=256)])
-
-    async def GetStatus(self, request: Any, context: Any) -> router_pb2.GetStatusResponse:
-        self.remaining.append(context.time_remaining())
-        return router_pb2.GetStatusResponse(reason="no decode worker", open_requests=2)
-
-
-def started(request: router_pb2.GenerateRequest) -> Started:
-    return Started(
-        request_id=request.request_id,
-        model="tiny",
-        seed=request.sampling.seed,
-        prompt_tokens=PROMPT_TOKENS,
-        fingerprint="fp",
-    )
-
-
-def delta(text: str, *ids: int) -> Delta:
-    return Delta(choice=0, sequence=1, text=text, tokens=tuple(Token(each) for each in ids), total_tokens=len(ids))
-
-
-def answer(request: router_pb2.GenerateRequest) -> list[Step]:
-    usage = Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=3)
-    return [started(request), delta("He", 1, 2), delta("y", 3), ChoiceFinished(0, FinishReason.LENGTH), usage]
-
-
-@asynccontextmanager
-async def talking_to(router: ScriptedRouter) -> AsyncIterator[Client]:
-    async with (
-        serving(ServerSettings(drain_seconds=1.0), router) as server,
-        Client(server.address) as client,
-    ):
-        yield client
+from twostroke.errors import BlocksMissing, ContextTooLong, InvalidRequest, NotFound
+from twostroke.types import FinishReason, Message
+from twostroke.v1 import common_pb2
 
 
 async def test_events_arrive_as_the_router_said_them() -> None:
@@ -191,114 +109,6 @@ async def test_an_error_arrives_as_the_class_it_left_as_and_is_not_retried(error
             await client.complete("Hi")
     assert (caught.value.message, caught.value.field) == (error.message, error.field)
     assert len(router.requests) == 1
-
-
-@pytest.mark.parametrize(
-    "refusal",
-    [
-        lambda _: [Overloaded("full", retry_after=0.01)],
-        lambda _: [Unavailable("draining", retry_after=0.01)],
-        lambda request: [started(request), WorkerLost("gone")],
-    ],
-)
-async def test_what_failed_before_the_first_delta_is_tried_again_unnoticed(refusal: Any) -> None:
-    router = ScriptedRouter(refusal, refusal, answer)
-    async with talking_to(router) as client:
-        events = [event async for event in client.generate("Hi")]
-    assert events == answer(router.requests[0])
-    assert len(router.requests) == 3
-    assert router.requests[0] == router.requests[2]  # the same seed: the answer is the same one
-
-
-async def test_nothing_is_tried_again_after_the_first_delta() -> None:
-    router = ScriptedRouter(lambda request: [started(request), delta("He", 1), WorkerLost("gone")])
-    seen: list[Event] = []
-
-    async def gather(client: Client) -> None:
-        async for event in client.generate("Hi"):
-            seen.append(event)  # noqa: PERF401 - what came before the error counts
-
-    async with talking_to(router) as client:
-        with pytest.raises(WorkerLost):
-            await gather(client)
-    assert [event.text for event in seen if isinstance(event, Delta)] == ["He"]
-    assert len(router.requests) == 1
-
-
-async def test_tries_are_bounded() -> None:
-    router = ScriptedRouter(lambda _: [Overloaded("full", retry_after=0.001)])
-    async with talking_to(router) as client:
-        with pytest.raises(Overloaded):
-            await client.complete("Hi")
-    assert len(router.requests) == 4
-
-
-async def test_a_pause_that_would_outlast_the_time_limit_is_not_begun() -> None:
-    router = ScriptedRouter(lambda _: [Overloaded("full", retry_after=60.0)])
-    async with talking_to(router) as client:
-        with pytest.raises(Overloaded) as caught:
-            await client.complete("Hi", timeout=30.0)
-    assert caught.value.retry_after == 60.0
-    assert len(router.requests) == 1
-
-
-async def test_every_call_has_a_time_limit_and_a_retry_only_what_is_left_of_it() -> None:
-    router = ScriptedRouter(lambda _: [Overloaded("full", retry_after=0.05)], answer)
-    async with talking_to(router) as client:
-        await client.complete("Hi", timeout=7.0)
-        await client.models(timeout=5.0)
-        await client.status()
-    first, second, models, status = router.remaining
-    assert 8.0 > first > second > 0  # gRPC rounds up a little
-    assert 6.0 > models > 0
-    assert 11.0 > status > 0
-
-
-async def test_a_time_limit_that_passes_is_a_typed_error() -> None:
-    router = ScriptedRouter(lambda request: [started(request), asyncio.Event()])
-    async with talking_to(router) as client:
-        with pytest.raises(DeadlineExceeded):
-            await client.complete("Hi", timeout=0.2)
-        await router.left.wait()
-
-
-async def test_leaving_the_iterator_cancels_the_call() -> None:
-    router = ScriptedRouter(lambda request: [started(request), delta("He", 1), asyncio.Event()])
-    async with talking_to(router) as client:
-        async with aclosing(client.generate("Hi")) as events:
-            async for event in events:
-                if isinstance(event, Delta):
-                    break
-            assert not router.left.is_set()
-        await router.left.wait()
-
-
-async def test_cancelling_the_caller_cancels_the_call() -> None:
-    reached = asyncio.Event()
-
-    def script(request: router_pb2.GenerateRequest) -> Iterator[Step]:
-        yield started(request)
-        reached.set()
-        yield asyncio.Event()
-
-    router = ScriptedRouter(script)
-    async with talking_to(router) as client:
-        asking = asyncio.create_task(client.complete("Hi"))
-        await reached.wait()
-        asking.cancel()
-        await router.left.wait()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-
-
-async def test_nobody_at_the_address_is_unavailable_and_says_where() -> None:
-    async with serving(ServerSettings(), ScriptedRouter(answer)) as server:
-        address = server.address
-    async with Client(address) as client:
-        with pytest.raises(Unavailable, match=address.replace(".", r"\.")):
-            await client.complete("Hi", timeout=5.0)
-        with pytest.raises(Unavailable):
-            await client.status(timeout=5.0)
 
 
 async def test_models_and_status_are_plain_values() -> None:

@@ -29,7 +29,7 @@ async def test_a_stop_string_that_shares_no_prefix_delays_nothing_and_empties_no
     said = ["plain ", "text, ", "piece ", "by ", "piece"]
     async with asking(Saying(model(tmp_path), *said)) as caller:
         choices = await caller.chunks(path, stop=["<END_OF_ANSWER_MARKER>"])
-    texts = [text_of(choice) if path == COMPLETIONS else choice["delta"].get("content") for choice in choices]
+    texts = [text_of(choice) for choice in choices]
     opening, closing = ([""], [None]) if path == CHAT else ([], [""])  # the role; the finish reason
     assert texts == [*opening, *said, *closing]
 

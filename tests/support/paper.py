@@ -119,6 +119,23 @@ class Desk:
         while self.step():
             pass
 
+    def settle(self) -> None:
+        """Run everything to its end and prove the page accounts."""
+        self.drain()
+        self.core.check_integrity()
+        load = self.core.load()
+        assert not load.busy
+        assert load.free_pages + load.evictable_pages + load.lent_pages == load.pages
+
+    def expect(self, number: int, prompt: list[int], max_tokens: int) -> None:
+        """The sequence got the whole answer to its prompt."""
+        assert self.tokens(number) == written(prompt, max_tokens, end=None)[0]
+
+    @property
+    def chunks(self) -> list[list[tuple[int, int, int]]]:
+        """Each step's chunks as (sequence, start, count)."""
+        return [[(each.sequence.number, each.start, each.count) for each in step.chunks] for step in self.paper.steps]
+
     def tokens(self, number: int) -> list[int]:
         return [token.id for output in self.outputs[number] for token in output.tokens]
 

@@ -140,7 +140,11 @@ def _prompted(path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_of(choice: Any) -> str | None:
-    return choice["text"] if "text" in choice else choice.get("message", choice.get("delta"))["content"]
+    """The text that a choice carries, whole or in a chunk, in the form of either endpoint."""
+    if "text" in choice:
+        return str(choice["text"])
+    content: str | None = choice.get("message", choice.get("delta")).get("content")
+    return content
 
 
 @asynccontextmanager

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import openai
 
 from services.router.gateway.app import http_door
 from services.router.gateway.generator import ModelCard
 from services.router.gateway.settings import GatewaySettings
-from twostroke.errors import TwostrokeError
 from twostroke.rpc.gate import Gate
 from twostroke.types import (
     CachedTokens,
@@ -27,7 +31,7 @@ from twostroke.types import (
 MODEL = ModelCard(id="tiny/paper", fingerprint="fp-1", weight_mode="f32", context_tokens=256, created=1_700_000_000)
 PROMPT_TOKENS = 5
 
-Step = Event | TwostrokeError | Exception | asyncio.Event  # said, raised, or waited for
+Step = Event | Exception | asyncio.Event | asyncio.Barrier  # said, raised, or waited for
 Script = Callable[[GenerateRequest], Iterable[Step]]
 
 
@@ -90,7 +94,7 @@ class Scripted:
         running = False
         try:
             for step in self.script(request):
-                if isinstance(step, asyncio.Event):
+                if isinstance(step, asyncio.Event | asyncio.Barrier):
                     await step.wait()
                 elif isinstance(step, Exception):
                     raise step
@@ -116,3 +120,25 @@ async def served(generator: Scripted, gate: Gate | None = None, **settings: floa
     bounds = GatewaySettings(http_listen="127.0.0.1:0", **settings)  # type: ignore[arg-type]
     async with http_door(bounds, generator, gate or Gate(64), drain_seconds=1.0) as address:
         yield f"http://{address}"
+
+
+@asynccontextmanager
+async def sdk(generator: Scripted, **settings: float) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with (
+        served(generator, None, **settings) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+async def frames(url: str, path: str, body: dict[str, Any]) -> list[Any]:
+    """The events of a stream; the last is the string [DONE] when the answer was complete."""
+    async with aiohttp.ClientSession(url) as http, http.post(path, json=body | {"stream": True}) as response:
+        assert response.status == 200
+        lines = (await response.text()).split("\n\n")
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return [each if each == "[DONE]" else json.loads(each) for each in data]
+
+
+def hello(request: GenerateRequest) -> list[Step]:
+    return said(request, "Hel", "lo", "!")

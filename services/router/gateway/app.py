@@ -13,15 +13,15 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from services.router.gateway.answer import Answer, StreamedAnswer, WholeAnswer
-from services.router.gateway.body import REQUEST_ID_HEADER, read_json, request_id, request_seconds
+from services.router.gateway.body import REQUEST_ID_HEADER, read_body, request_id, request_seconds
 from services.router.gateway.chat import ChatForm
 from services.router.gateway.completions import CompletionForm
 from services.router.gateway.draft import Draft, Form
 from services.router.gateway.errors import as_domain, error_body, error_headers
 from services.router.gateway.generator import Generator
-from services.router.gateway.json_text import Json, encode
+from services.router.gateway.json_text import Json, decode, encode
 from services.router.gateway.models import model, model_list, require_models
-from services.router.gateway.parse import Asked, parse_chat, parse_completion
+from services.router.gateway.parse import Asked, naming, parse_chat, parse_completion
 from services.router.gateway.relay import Relay
 from services.router.gateway.settings import GatewaySettings
 from services.router.gateway.sse import EventStream
@@ -33,6 +33,7 @@ Parse: TypeAlias = Callable[[Json, str], Asked]
 
 REQUEST_ID = web.RequestKey("request_id", str)
 KEEPALIVE_SECONDS = 75.0
+INLINE_BODY_BYTES = 64 << 10  # bodies up to this size are read on the event loop
 EXPEL_SECONDS = 2.0  # for the last error events to leave
 
 
@@ -85,12 +86,22 @@ class Door:
     async def _answer(self, http: web.Request, events: EventStream, parse: Parse, form: Form) -> web.StreamResponse:
         require_models(self._generator)
         deadline = asyncio.get_running_loop().time() + request_seconds(http, self._settings.http_request_seconds)
-        asked = parse(await read_json(http, self._settings.http_body_seconds), http[REQUEST_ID])
+        asked = await self._asked(http, parse)
         draft = Draft(asked, form, request_id=http[REQUEST_ID], created=int(time.time()))
         answer: Answer = StreamedAnswer(draft, form, asked, events) if asked.stream else WholeAnswer(draft)
         parent = traceparent_of(http.headers)
         requests = [replace(each, traceparent=parent) for each in asked.requests]
-        return await Relay(self._generator, answer, deadline).run(requests)
+        with naming(asked.names):
+            return await Relay(self._generator, answer, deadline).run(requests)
+
+    async def _asked(self, http: web.Request, parse: Parse) -> Asked:
+        body = await read_body(http, self._settings.http_body_seconds)
+
+        def read() -> Asked:
+            return parse(decode(body), http[REQUEST_ID])
+
+        # Megabytes take long enough to be noticed in everybody's stream.
+        return read() if len(body) <= INLINE_BODY_BYTES else await asyncio.to_thread(read)
 
     async def _models(self, _: web.Request) -> web.StreamResponse:
         return _json(model_list(self._generator))

@@ -9,7 +9,6 @@ import re
 from aiohttp import web
 
 from services.router.gateway.errors import BodyTooSlow, UnsupportedMediaType
-from services.router.gateway.json_text import Json, decode
 from services.router.gateway.settings import MAX_REQUEST_SECONDS
 from twostroke.errors import InvalidRequest
 from twostroke.wire.generate import new_request_id
@@ -42,16 +41,15 @@ def request_seconds(http: web.Request, default: float) -> float:
     return seconds
 
 
-async def read_json(http: web.Request, seconds: float) -> Json:
-    """The body as a JSON object, read within `seconds`; the application bounds its size, compressed or not.
+async def read_body(http: web.Request, seconds: float) -> bytes:
+    """A JSON body, read within `seconds`; the application bounds its size, compressed or not.
 
-    Raises: UnsupportedMediaType, BodyTooSlow, InvalidRequest; HTTPRequestEntityTooLarge from the library.
+    Raises: UnsupportedMediaType, BodyTooSlow; HTTPRequestEntityTooLarge from the library.
     """
     if http.content_type != "application/json":
         raise UnsupportedMediaType(f"the request body is {http.content_type}")
     try:
         async with asyncio.timeout(seconds):
-            body = await http.read()
+            return await http.read()
     except TimeoutError:
         raise BodyTooSlow(f"the request body did not arrive within {seconds:g} s") from None
-    return decode(body)

@@ -37,7 +37,7 @@ class Generator(Protocol):
 
     @property
     def models(self) -> Sequence[ModelCard]:
-        """The models served; none until the first worker is warm."""
+        """The models served; none until they can be asked for."""
 
     @property
     def readiness(self) -> str | None:

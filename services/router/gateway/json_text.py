@@ -9,6 +9,8 @@ from twostroke.errors import InvalidRequest
 
 Json: TypeAlias = dict[str, Any]
 
+MAX_MEMBERS = 2_048  # of one object; the largest that means anything is logit_bias
+
 # ASCII only: some stream readers split lines at U+2028 or U+0085, which JSON may hold unescaped.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
@@ -22,7 +24,7 @@ def decode(body: bytes) -> Json:
     """Read a JSON object. A null member of any object counts as absent.
 
     Raises: InvalidRequest for anything but one object of strict JSON: other top-level values, text that is not UTF-8,
-        members given twice, NaN and infinities, lone surrogates, nesting beyond the parser's stack.
+        members given twice or by the thousand, NaN and infinities, lone surrogates, nesting beyond the parser's stack.
     """
     try:
         value = json.loads(body.decode("utf-8"), object_pairs_hook=_members, parse_constant=_constant)
@@ -40,6 +42,8 @@ def decode(body: bytes) -> Json:
 
 
 def _members(pairs: list[tuple[str, object]]) -> Json:
+    if len(pairs) > MAX_MEMBERS:
+        raise ValueError(f"an object has more than {MAX_MEMBERS} members")
     members = dict(pairs)
     if len(members) != len(pairs):
         raise ValueError("an object has the same member twice")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -19,7 +21,7 @@ from services.router.gateway.schema import (
     CompletionBody,
 )
 from twostroke.errors import InvalidRequest
-from twostroke.limits import SEED_BITS, check_request
+from twostroke.limits import MAX_MESSAGES, MAX_NAME_CHARACTERS, SEED_BITS, check_request
 from twostroke.types import CachePolicy, GenerateRequest, Message, Priority, RequestContext, SamplingParams
 from twostroke.wire.common import draw_seed
 
@@ -34,6 +36,7 @@ _SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")  # one spelling a token, so that no entry hides another
 _B = TypeVar("_B", bound=Body)
 
 
@@ -45,6 +48,7 @@ class Asked:
     stream: bool
     usage_at_end: bool
     usage_on_every_chunk: bool
+    names: Mapping[str, str]  # what this caller calls fields that have another name in the house
 
     @property
     def choices(self) -> int:
@@ -56,7 +60,7 @@ def parse_chat(body: Json, request_id: str) -> Asked:
     """Read a chat completion request. Raises InvalidRequest naming the field."""
     _refuse_unsupported(body, CHAT_ONLY)
     if isinstance(body.get("messages"), list):
-        for index, message in enumerate(body["messages"]):
+        for index, message in enumerate(body["messages"][:MAX_MESSAGES]):  # a longer list is refused as such
             if isinstance(message, dict):
                 _refuse_unsupported(message, MESSAGE_ONLY, within=f"messages[{index}].")
     shape = _validated(ChatBody, body)
@@ -78,9 +82,10 @@ def parse_chat(body: Json, request_id: str) -> Asked:
         max_tokens=_chat_max_tokens(shape),
         continue_final_message=shape.continue_final_message,
     )
-    newer = {} if shape.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
-    _check(request, {"session": "prompt_cache_key"} | newer)
-    return _asked(shape, (request,))
+    names = {"session": "prompt_cache_key"}
+    if shape.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return _asked(shape, (request,), names)
 
 
 def parse_completion(body: Json, request_id: str) -> Asked:
@@ -104,9 +109,8 @@ def parse_completion(body: Json, request_id: str) -> Asked:
             sampling=replace(sampling, seed=seed),
             max_tokens=shape.max_tokens,
         )
-        _check(request, {"session": "prompt_cache_key", "top_logprobs": "logprobs"})
         requests.append(request)
-    return _asked(shape, tuple(requests))
+    return _asked(shape, tuple(requests), {"session": "prompt_cache_key", "top_logprobs": "logprobs"})
 
 
 def _refuse_unsupported(body: Json, known: Mapping[str, tuple[object, ...]], within: str = "") -> None:
@@ -130,7 +134,8 @@ def _validated(kind: type[_B], body: Json) -> _B:
 def _invalid(kind: str, location: tuple[int | str, ...], problem: str) -> InvalidRequest:
     field = ""
     for part in location:
-        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else part
+        name = str(part)[:MAX_NAME_CHARACTERS]  # names of members come from the caller, in any length
+        field += f"[{part}]" if isinstance(part, int) else f".{name}" if field else name
     match kind:
         case "extra_forbidden":
             return InvalidRequest(f"{field} is not a known field", field=field)
@@ -156,7 +161,7 @@ def _sampling(shape: Body, *, logprobs: int | None) -> SamplingParams:
 
 
 def _biases(given: Mapping[str, float]) -> dict[int, float]:
-    if not all(key.isascii() and key.isdecimal() and len(key) <= 10 for key in given):
+    if not all(map(_TOKEN_ID.fullmatch, given)):
         raise InvalidRequest("logit_bias: each key must be a token id in decimal digits", field="logit_bias")
     return {int(key): bias for key, bias in given.items()}
 
@@ -195,18 +200,23 @@ def _request(
     )
 
 
-def _check(request: GenerateRequest, names: Mapping[str, str]) -> None:
-    """Check every range, and name fields as this endpoint does."""
+@contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Let refusals that leave the block call fields what the caller calls them."""
     try:
-        check_request(request)
+        yield
     except InvalidRequest as error:
         if error.field is None or error.field not in names:
             raise
         name = names[error.field]
-        raise type(error)(error.message.replace(error.field, name, 1), field=name) from error
+        raise type(error)(error.message.replace(error.field, name), field=name) from error
 
 
-def _asked(shape: Body, requests: tuple[GenerateRequest, ...]) -> Asked:
+def _asked(shape: Body, requests: tuple[GenerateRequest, ...], names: Mapping[str, str]) -> Asked:
+    """Check every range, then tell the form of the answer."""
+    with naming(names):
+        for request in requests:
+            check_request(request)
     if shape.stream_options is not None and not shape.stream:
         raise InvalidRequest("stream_options needs stream to be true", field="stream_options")
     options = shape.stream_options
@@ -216,4 +226,5 @@ def _asked(shape: Body, requests: tuple[GenerateRequest, ...]) -> Asked:
         stream=shape.stream,
         usage_at_end=every or (options is not None and options.include_usage),
         usage_on_every_chunk=every,
+        names=names,
     )

@@ -1,15 +1,21 @@
-"""The shapes of request bodies. Ranges are not checked here: `twostroke.limits` does that for both doors."""
+"""The shapes of request bodies. Ranges are not checked here: `twostroke.limits` does that for both doors.
+
+Lists are bounded here too, and end at their first fault: a list of a million faults would be a million errors.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, PlainValidator
 from pydantic_core import PydanticCustomError
+
+from twostroke.limits import MAX_MESSAGES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 
 Prompts = tuple[str | tuple[int, ...], ...]
 
 MAX_PROMPTS = 64
+MAX_PARTS = 1_024  # of one message
 
 
 def _listed(value: object) -> object:
@@ -65,7 +71,7 @@ class ChatMessage(Shape):
     """One turn. Its parts are joined without anything between them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts)]
+    content: Annotated[list[TextPart], Field(max_length=MAX_PARTS), FailFast(), BeforeValidator(_parts)]
     name: str | None = None
 
 
@@ -87,8 +93,10 @@ class Body(Shape):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] = Field(default_factory=dict)
     seed: int | None = None
-    stop: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop: Annotated[list[str], Field(max_length=MAX_STOP_STRINGS), FailFast(), BeforeValidator(_listed)] = Field(
+        default_factory=list
+    )
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS), FailFast()] = Field(default_factory=list)
     ignore_eos: bool = False
     priority: Literal["interactive", "standard", "batch"] = "standard"
     cache_policy: Literal["read_write", "bypass"] = "read_write"
@@ -99,7 +107,7 @@ class Body(Shape):
 class ChatBody(Body):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
     max_completion_tokens: int | None = None  # the newer name of max_tokens
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -114,7 +122,7 @@ class CompletionBody(Body):
     logprobs: int | None = None
 
 
-# Accepted and without effect: they describe the caller, not the answer.
+# Accepted and without effect: they describe the caller, or tools, which a request cannot have.
 WITHOUT_EFFECT = frozenset({"user", "metadata", "safety_identifier", "parallel_tool_calls"})
 
 # Known to the API but not supported: refused unless they ask for what happens anyway.
