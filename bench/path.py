@@ -31,7 +31,7 @@ from twostroke.engine.engine import Engine, EngineRequest, EngineSettings
 from twostroke.engine.linear import WeightMode
 from twostroke.engine.weights import load_model
 from twostroke.kv.keys import root_key
-from twostroke.launcher.models import default_model
+from twostroke.launcher.models import find_model
 from twostroke.types import Delta, SamplingParams, StopConditions
 
 PROMPT_TOKENS = 500
@@ -79,10 +79,9 @@ async def alone(engine: Engine, prompt: tuple[int, ...], times: Times) -> None:
 
 async def together(client: Client, prompt: tuple[int, ...], times: Times) -> None:
     """The same through four services."""
-    began, arrivals = time.perf_counter(), []
-    async for event in client.generate(prompt, max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True):
-        if isinstance(event, Delta):
-            arrivals.append((time.perf_counter(), event.total_tokens))
+    began = time.perf_counter()
+    events = client.generate(prompt, max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    arrivals = [(time.perf_counter(), event.total_tokens) async for event in events if isinstance(event, Delta)]
     times.add(began, arrivals)
 
 
@@ -127,7 +126,7 @@ async def measure(rounds: int, port: int, state: Path) -> dict[str, float]:
     """Run everything; print a table and answer the figures."""
     async with cluster(port, state) as (first_start, _):
         pass
-    loaded = load_model(default_model(), mode=WeightMode.F16)
+    loaded = load_model(find_model(""), mode=WeightMode.F16)
     one, four, dice = Times(), Times(), random.Random(0)
     async with (
         cluster(port, state) as (second_start, launcher),

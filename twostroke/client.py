@@ -102,7 +102,7 @@ class Client:
             await self._channel.close()
             self._channel = None
 
-    async def generate(
+    def generate(
         self,
         prompt: str | Sequence[int] | Sequence[Message],
         *,
@@ -137,7 +137,7 @@ class Client:
         What may be tried again safely is: until something was generated, after UNAVAILABLE and OVERLOADED, at the
         server's pace, within `timeout` seconds. Leaving the iterator stops the work.
 
-        Raises: TwostrokeError; InvalidRequest before anything is sent, where the fault can be seen here.
+        Raises: TwostrokeError; InvalidRequest from the call itself, where the fault can be seen here.
         """
         request = GenerateRequest(
             context=RequestContext(
@@ -170,12 +170,10 @@ class Client:
             continue_final_message=continue_final_message,
         )
         limits.check_request(request)
-        async for event in self._generate(request, timeout):
-            yield event
+        return self._generate(_written(request), _checked(timeout))
 
-    async def _generate(self, request: GenerateRequest, timeout: float) -> AsyncGenerator[Event, None]:
-        deadline = asyncio.get_running_loop().time() + _checked(timeout)
-        message = _written(request)
+    async def _generate(self, message: router_pb2.GenerateRequest, timeout: float) -> AsyncGenerator[Event, None]:
+        deadline = asyncio.get_running_loop().time() + timeout
         told = begun = False
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:

@@ -23,7 +23,7 @@ class Account:
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
         self._began = time.monotonic()
-        self._first: float | None = None
+        self.first_token_seconds: float | None = None
         self.model = request.model
         self.prompt_tokens = 0
         self.completion_tokens = 0
@@ -31,12 +31,15 @@ class Account:
         self.attempts = 0
         self.finish: list[str] = []
 
-    def first_token(self) -> float | None:
-        """Note the first token; answers the seconds it took, once."""
-        if self._first is not None:
-            return None
-        self._first = time.monotonic() - self._began
-        return self._first
+    @property
+    def seconds(self) -> float:
+        """Since the request came."""
+        return time.monotonic() - self._began
+
+    def note_token(self) -> None:
+        """Note that there are tokens; the first time is the time to first token."""
+        if self.first_token_seconds is None:
+            self.first_token_seconds = self.seconds
 
     def record(self, outcome: str) -> dict[str, object]:
         """The record: outcome is completed, cancelled, or the reason of an error."""
@@ -55,8 +58,8 @@ class Account:
             "choices": self._request.n,
             "attempts": self.attempts,
             "seed": self._request.sampling.seed,
-            "first_token_seconds": None if self._first is None else round(self._first, 6),
-            "seconds": round(time.monotonic() - self._began, 6),
+            "first_token_seconds": self.first_token_seconds and round(self.first_token_seconds, 6),
+            "seconds": round(self.seconds, 6),
         }
 
 

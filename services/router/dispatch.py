@@ -68,6 +68,10 @@ class Dispatch:
         """The raw bytes of a token; none for a control token."""
         return self._require_model().tokenizer.token_bytes(token_id)
 
+    def control_name(self, token_id: int) -> str | None:
+        """What templates call a control token; None for every other token."""
+        return self._require_model().tokenizer.control_name(token_id)
+
     def render_metrics(self) -> bytes:
         """All metrics in the Prometheus text format."""
         for role in Role:
@@ -128,8 +132,8 @@ class Dispatch:
             async for event in answer.events():
                 if isinstance(event, ChoiceFinished):
                     account.finish.append(event.reason.value)
-                elif account.first_token() is not None:
-                    span.set(first_token=True)
+                else:
+                    account.note_token()
                 account.completion_tokens = answer.completion_tokens
                 yield event
             await task

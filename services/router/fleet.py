@@ -19,7 +19,7 @@ from twostroke.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = (0.1, 2.0)  # first and longest pause between attempts to reach a worker
+RETRY_SECONDS = 0.2  # between attempts to reach a worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +102,13 @@ class Fleet:
         await self._changed.wait()
 
     async def _follow(self, member: Member) -> None:
-        pause, longest = RETRY_SECONDS
         said = ""
         while True:
             try:
                 info = await member.introduce()
                 await self._agree(member, info)
                 self._joined(member, info)
-                pause, said = RETRY_SECONDS[0], ""
+                said = ""
                 await member.watch()
             except TwostrokeError as error:
                 if member.info is None and error.message != said:
@@ -118,8 +117,7 @@ class Fleet:
             except Exception:  # a defect in one follower must not blind the router to its worker
                 log.exception("following a worker failed", extra={"worker": member.address})
             self._left(member)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+            await asyncio.sleep(RETRY_SECONDS)
 
     def _joined(self, member: Member, info: WorkerInfo) -> None:
         member.info = info

@@ -64,9 +64,11 @@ class Member:
         await self._channel.close()
 
     async def introduce(self) -> WorkerInfo:
-        """Ask who is there. Raises TwostrokeError."""
+        """Ask who is there, as soon as somebody is. Raises TwostrokeError, when nobody is for INFO_SECONDS."""
         with domain_errors():
-            response = await self._worker.GetInfo(worker_pb2.GetInfoRequest(), timeout=INFO_SECONDS)
+            response = await self._worker.GetInfo(
+                worker_pb2.GetInfoRequest(), timeout=INFO_SECONDS, wait_for_ready=True
+            )
         info = worker_wire.worker_info(response.info)
         if info.role is not self.role:
             raise WorkerLost(f"{self.address} is a {info.role.value} worker, not a {self.role.value} worker")

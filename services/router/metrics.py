@@ -54,19 +54,17 @@ class Metrics:
 
     def ended(self, account: Account, outcome: str) -> None:
         """Count a request at its end."""
-        record = account.record(outcome)
         self._requests.labels(outcome).inc()
         self._tokens.labels("prompt").inc(account.prompt_tokens)
         self._tokens.labels("completion").inc(account.completion_tokens)
         self._tokens.labels("cached_local").inc(account.cached.local)
         self._tokens.labels("cached_store").inc(account.cached.store)
-        first, seconds = record["first_token_seconds"], record["seconds"]
-        assert isinstance(seconds, float)
-        self._duration.observe(seconds)
-        if isinstance(first, float):
-            self._first_token.observe(first)
+        self._duration.observe(account.seconds)
+        if account.first_token_seconds is not None:
+            self._first_token.observe(account.first_token_seconds)
             if account.completion_tokens > 1:
-                self._between_tokens.observe((seconds - first) / (account.completion_tokens - 1))
+                rest = account.seconds - account.first_token_seconds
+                self._between_tokens.observe(rest / (account.completion_tokens - 1))
 
     def render(self) -> bytes:
         """All metrics in the Prometheus text format."""

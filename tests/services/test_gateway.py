@@ -129,14 +129,14 @@ async def test_completion_logprobs_point_at_their_characters(stream: bool) -> No
 
 async def test_a_control_token_has_no_bytes_and_an_impossible_one_a_finite_logprob() -> None:
     def ending(request: Any) -> Any:
-        return [started(request), delta("x", [Token(300, float("-inf"))]), *said(request)[1:]]
+        return [started(request), delta("x", [Token(256, float("-inf"))]), *said(request)[1:]]
 
     async with sdk(Scripted(ending)) as client:
         answer = await client.chat.completions.create(model="default", messages=HELLO, logprobs=True)
     assert answer.choices[0].logprobs is not None
     assert answer.choices[0].logprobs.content is not None
     (entry,) = answer.choices[0].logprobs.content
-    assert (entry.token, entry.bytes, entry.logprob) == ("", [], -9_999.0)
+    assert (entry.token, entry.bytes, entry.logprob) == ("<|end|>", [], -9_999.0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

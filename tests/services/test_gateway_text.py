@@ -76,8 +76,10 @@ async def test_text_of_a_stop_string_is_not_shown_but_its_tokens_are_counted(tmp
     assert answer["usage"]["completion_tokens"] == len(answer["choices"][0]["logprobs"]["content"]) == 5
 
 
-async def test_an_end_token_counts_and_has_no_text(tmp_path) -> None:
+async def test_an_end_token_counts_and_has_a_name_but_no_text(tmp_path) -> None:
     async with asking(Saying(model(tmp_path), "ab", [IM_END])) as caller:
         _, text, reason = await caller.both(CHAT)
-        _, answer = await caller.whole(CHAT)
+        _, answer = await caller.whole(CHAT, logprobs=True)
     assert (text, reason, answer["usage"]["completion_tokens"]) == ("ab", "stop", 3)
+    last = answer["choices"][0]["logprobs"]["content"][-1]
+    assert (last["token"], last["bytes"]) == ("<|im_end|>", [])

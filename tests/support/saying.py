@@ -98,6 +98,9 @@ class Saying(Scripted):
     def token_bytes(self, token_id: int) -> bytes:
         return self._model.tokenizer.token_bytes(token_id)
 
+    def control_name(self, token_id: int) -> str | None:
+        return self._model.tokenizer.control_name(token_id)
+
 
 def _token(id_: int, logprobs: int | None) -> Token:
     if logprobs is None:

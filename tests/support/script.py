@@ -110,6 +110,9 @@ class Scripted:
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""
 
+    def control_name(self, token_id: int) -> str | None:
+        return "<|end|>" if token_id == 256 else None
+
     def render_metrics(self) -> bytes:
         return b"twostroke_open_requests 0\n"
 

@@ -54,28 +54,48 @@ def test_nothing_that_json_lacks_is_ever_written() -> None:
         encode({"a": float("nan")})
 
 
-def single(token_id: int) -> bytes:
-    return bytes([token_id])
+class Paper:
+    """A token a byte; the last one is a control token, and what is beyond stands for nothing."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 255 else b""
+
+    def control_name(self, token_id: int) -> str | None:
+        return "<|end|>" if token_id == 255 else None
+
+
+PAPER = Paper()
 
 
 @given(st.text(max_size=20))
 def test_chat_logprobs_hold_the_exact_bytes(text: str) -> None:
-    told = json.loads(encode(chat_logprobs([Token(byte, -1.0) for byte in text.encode()], single)))
+    told = json.loads(encode(chat_logprobs([Token(byte, -1.0) for byte in text.encode()], PAPER)))
     assert bytes(byte for entry in told["content"] for byte in entry["bytes"]).decode() == text
 
 
 @given(st.text(max_size=20), st.integers(min_value=0, max_value=20))
 def test_completion_offsets_do_not_depend_on_where_the_stream_is_cut(text: str, cut: int) -> None:
     tokens = [Token(byte, -1.0) for byte in text.encode()]
-    whole = completion_logprobs(tokens, single, 0)
-    before = sum(characters(single(token.id)) for token in tokens[:cut])
-    parts = [completion_logprobs(tokens[:cut], single, 0), completion_logprobs(tokens[cut:], single, before)]
+    whole = completion_logprobs(tokens, PAPER, 0)
+    before = sum(characters(PAPER.token_bytes(token.id)) for token in tokens[:cut])
+    parts = [completion_logprobs(tokens[:cut], PAPER, 0), completion_logprobs(tokens[cut:], PAPER, before)]
     assert whole["text_offset"] == [offset for part in parts for offset in part["text_offset"]]
     positions = [index for index, character in enumerate(text) for _ in character.encode()]
     assert whole["text_offset"] == positions
 
 
-def test_a_part_of_a_character_is_named_by_its_bytes() -> None:
-    assert token_name(b"ab") == "ab"
-    assert token_name(b"\xf0\x9f") == r"bytes:\xf0\x9f"
-    assert token_name(b"") == ""
+def test_every_token_has_a_name() -> None:
+    assert token_name(PAPER, ord("a")) == "a"
+    assert token_name(PAPER, 0xF0) == r"bytes:\xf0"
+    assert token_name(PAPER, 255) == "<|end|>"
+    assert token_name(PAPER, 300) == "token_id:300"
+
+
+def test_of_alternatives_with_the_same_text_the_likelier_one_is_told() -> None:
+    class Twins(Paper):
+        def token_bytes(self, token_id: int) -> bytes:
+            return b"a"
+
+    token = Token(3, -2.5, ((1, -0.5), (2, -1.5)))
+    assert completion_logprobs([token], Twins(), 0)["top_logprobs"] == [{"a": -0.5}]
+    assert completion_logprobs([token], PAPER, 0)["top_logprobs"] == [{"\x01": -0.5, "\x02": -1.5, "\x03": -2.5}]

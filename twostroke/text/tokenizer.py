@@ -42,6 +42,7 @@ class Tokenizer:
             raise ModelError(f"the tokenizer cannot be loaded: {error}") from error
         self.bundle = bundle
         self._specials = {special.text: special.id for special in bundle.specials}
+        self._controls = {special.id: special.text for special in bundle.specials}
         self._secret_names = {
             special.text: sealed_name(special.id).replace(SEAL, secret) for special in bundle.specials
         }
@@ -107,6 +108,10 @@ class Tokenizer:
         if piece is None:
             return b""
         return _sentencepiece_bytes(piece) if self._bytes_of is None else _byte_level_bytes(piece, self._bytes_of)
+
+    def control_name(self, id_: int) -> str | None:
+        """What templates call a control token; None for every other token."""
+        return self._controls.get(id_)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` standing alone, control tokens left out; bytes that are not UTF-8 become U+FFFD."""

@@ -64,10 +64,10 @@ class Door:
         return app
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
-        return await self._generate(http, parse_chat, ChatForm(self._generator.token_bytes))
+        return await self._generate(http, parse_chat, ChatForm(self._generator))
 
     async def _complete(self, http: web.Request) -> web.StreamResponse:
-        return await self._generate(http, parse_completion, CompletionForm(self._generator.token_bytes))
+        return await self._generate(http, parse_completion, CompletionForm(self._generator))
 
     async def _generate(self, http: web.Request, parse: Parse, form: Form) -> web.StreamResponse:
         """Answer, or fail: with a status, or once the stream is open with an error event and no [DONE]."""
@@ -143,7 +143,7 @@ async def http_door(
     await runner.setup()
     try:
         await _listen(runner, settings)
-        yield f"{settings.host}:{runner.addresses[0][1]}"
+        yield f"{settings.http_listen.rpartition(':')[0]}:{runner.addresses[0][1]}"
         gate.close()
         if not await gate.drained(drain_seconds):
             gate.expel()

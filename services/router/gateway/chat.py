@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.router.gateway.draft import Choice
 from services.router.gateway.json_text import Json
-from services.router.gateway.logprobs import TokenBytes, chat_logprobs
+from services.router.gateway.logprobs import Vocabulary, chat_logprobs
 
 
 class ChatForm:
@@ -14,8 +14,8 @@ class ChatForm:
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, token_bytes: TokenBytes) -> None:
-        self._token_bytes = token_bytes
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
 
     def opening(self) -> Json | None:
         """The role; the only chunk with empty content."""
@@ -35,4 +35,4 @@ class ChatForm:
 
     def logprobs(self, choice: Choice) -> Json:
         """Entries with raw bytes."""
-        return chat_logprobs(choice.unshown, self._token_bytes)
+        return chat_logprobs(choice.unshown, self._vocabulary)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.router.gateway.draft import Choice
 from services.router.gateway.json_text import Json
-from services.router.gateway.logprobs import TokenBytes, characters, completion_logprobs
+from services.router.gateway.logprobs import Vocabulary, characters, completion_logprobs
 
 
 class CompletionForm:
@@ -14,8 +14,8 @@ class CompletionForm:
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, token_bytes: TokenBytes) -> None:
-        self._token_bytes = token_bytes
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
 
     def opening(self) -> Json | None:
         """Nothing: a choice opens with its first text."""
@@ -36,5 +36,5 @@ class CompletionForm:
     def logprobs(self, choice: Choice) -> Json:
         """Parallel lists, with offsets that go on over the chunks of a stream."""
         start = choice.shown_characters
-        choice.shown_characters += sum(characters(self._token_bytes(token.id)) for token in choice.unshown)
-        return completion_logprobs(choice.unshown, self._token_bytes, start)
+        choice.shown_characters += sum(characters(self._vocabulary.token_bytes(token.id)) for token in choice.unshown)
+        return completion_logprobs(choice.unshown, self._vocabulary, start)

@@ -46,5 +46,8 @@ class Generator(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """The raw bytes of a token; none for a control token."""
 
+    def control_name(self, token_id: int) -> str | None:
+        """What templates call a control token; None for every other token."""
+
     def render_metrics(self) -> bytes:
         """All metrics in the Prometheus text format."""

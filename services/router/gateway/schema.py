@@ -58,6 +58,7 @@ class StreamOptions(Shape):
 
     include_usage: bool = False  # one last chunk with the usage
     continuous_usage_stats: bool = False  # running counts on every chunk, and the last one too
+    include_obfuscation: Literal[False] = False  # chunks are never padded
 
 
 class TextPart(Shape):

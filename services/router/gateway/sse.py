@@ -87,12 +87,16 @@ class EventStream:
 
     async def _beat(self) -> None:
         """Keep proxies with idle timers from cutting a stream that waits."""
+        silent = 0.0
         while True:
+            await asyncio.sleep(self._heartbeat_seconds - silent)
             silent = self._loop.time() - self._last_write
-            if silent >= self._heartbeat_seconds and not self._writing.locked():
-                try:
-                    await self._write(PING)
-                except Cancelled:
-                    return  # the connection is gone; the library cancels the handler
-                silent = 0.0
-            await asyncio.sleep(max(self._heartbeat_seconds - silent, 0.01))
+            if silent < self._heartbeat_seconds:
+                continue
+            silent = 0.0
+            if self._writing.locked():
+                continue  # the client is behind: it has enough to read
+            try:
+                await self._write(PING)
+            except Cancelled:
+                return  # the connection is gone; the library cancels the handler
