@@ -128,8 +128,8 @@ def remove_leftovers(directory: Path) -> None:
 def _removed(path: Path) -> bool:
     try:
         return remove_if_free(path)
-    except PermissionError:  # another user's
-        log.debug("left a file of another user alone", extra={"path": str(path)})
+    except OSError as error:  # another user's file, or no file at all: in a shared folder anyone may put one there
+        log.info("left a file alone", extra={"path": str(path), "error": error.strerror})
         return False
 
 

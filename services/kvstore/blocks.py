@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 
@@ -34,6 +33,7 @@ class Blocks:
         self._clock = clock
         self._sooner = asyncio.Event()  # something ends before `watch` would wake
         self._wake_at: float | None = None
+        self._late: set[str] = set()  # writers with slots in quarantine
 
     def lease(self, lease_id: str, seconds: float) -> Lease:
         """Prolong a lease, or open one where no id is given. Raises NotFound, Overloaded."""
@@ -76,13 +76,13 @@ class Blocks:
         self._advance()
         return self._store.leased(lease_id, key)
 
-    def reserve(self, lease: Lease, writer: str, keys: Sequence[bytes]) -> Reserved:
-        """Give slots for the keys that are not held and lease the others.
-
-        Raises: InvalidRequest, when the writer shows no sign of life: nobody could ever take its slots back safely.
-        """
+    def require_writer(self, writer: str) -> None:
+        """Raise InvalidRequest for a writer without a sign of life: its slots could never be taken back safely."""
         if not self.arena.writer_lives(writer):
             raise InvalidRequest("the writer must hold its lock beside the arena", field="writer_id")
+
+    def reserve(self, lease: Lease, writer: str, keys: Sequence[bytes]) -> Reserved:
+        """Give a living writer slots for the keys that are not held and lease the others."""
         now = self._advance()
         reserved = self._store.reserve(lease.id, writer, keys, now)
         for reservation in reserved.slots:
@@ -117,22 +117,23 @@ class Blocks:
     def reclaim(self) -> None:
         """Take back what writers that are gone left in quarantine."""
         self._advance()
-        for writer in self._store.quarantined_writers():
-            if self.arena.writer_lives(writer):
-                log.warning("a writer is late; its slots wait until its copy ends", extra={"writer": writer})
-                continue
+        suspects = self._store.quarantined_writers()
+        gone = {writer for writer in suspects if not self.arena.writer_lives(writer)}
+        for writer in gone:
             log.info("a writer is gone; its slots return", extra={"writer": writer})
             self._store.writer_gone(writer)
             self.arena.forget_writer(writer)
+        for writer in suspects - gone - self._late:
+            log.warning("a writer is late; its slots wait until its copy ends", extra={"writer": writer})
+        self._late = suspects - gone
 
     async def watch(self) -> None:
         """End what is due when it is due, until cancelled."""
         while True:
             self._sooner.clear()
             self.reclaim()
-            self._wake_at = self._store.next_expiry()
-            if self._store.quarantined_writers():
-                self._wake_at = min(self._wake_at or math.inf, self._clock() + LIVENESS_SECONDS)
+            ends = [self._store.next_expiry(), self._clock() + LIVENESS_SECONDS if self._late else None]
+            self._wake_at = min((end for end in ends if end is not None), default=None)
             wait = None if self._wake_at is None else max(0.0, self._wake_at - self._clock())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):

@@ -45,6 +45,7 @@ class KvStoreService(KvStoreServiceServicer):
         """Give slots to write and lease what is held."""
         blocks = self._blocks(request.incarnation, request.keys)
         writer = messages.writer_id(request.writer_id)
+        blocks.require_writer(writer)
         lease = blocks.lease(request.lease_id, messages.lease_seconds(request.lease_duration))
         reserved = blocks.reserve(lease, writer, request.keys)
         return pb.ReserveResponse(

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from services.router.gateway.app import INLINE_BODY_BYTES
 from tests.support.script import MODEL, Scripted, said, served
 
 CHAT = "/v1/chat/completions"
@@ -92,6 +93,13 @@ async def test_the_limit_counts_what_a_compressed_body_becomes() -> None:
     assert len(bomb) < 100_000
     status, error = await post(bomb, JSON | {"Content-Encoding": "gzip"}, http_body_bytes=100_000)
     assert (status, error["code"]) == (413, "too_large")
+
+
+@pytest.mark.parametrize(("field", "status"), [({}, 200), ({"n": 0}, 400)])
+async def test_a_body_too_large_for_the_event_loop_is_read_as_any_other(field: dict[str, int], status: int) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "a" * (2 * INLINE_BODY_BYTES)}]} | field).encode()
+    found, error = await post(body)
+    assert (found, error and error["param"]) == (status, "n" if field else None)
 
 
 async def test_a_damaged_compressed_body_is_refused() -> None:

@@ -39,8 +39,7 @@ def names(folder: Path) -> list[str]:
 def test_slots_never_overlap_and_never_leave_the_file(size: int, block: int) -> None:
     try:
         plan = cut(Path("arena"), size, block, checksums=False)
-    except InvalidRequest as refused:
-        assert refused.field == "kv_format"
+    except InvalidRequest:
         assert size < 2 * layout.PAGE_BYTES + layout.HEADER_BYTES + block + layout.BLOCK_ALIGNMENT
         return
     assert plan.headers_offset >= layout.PAGE_BYTES
@@ -140,7 +139,7 @@ def test_too_little_room_is_refused_at_once_with_a_cure_and_leaves_nothing(tmp_p
 
 
 def test_a_directory_that_is_missing_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="--arena-directory .*is no directory"), open_arena(tmp_path / "x", "a", 1):
+    with pytest.raises(InvalidSetting, match=r"--arena-directory .*is no directory"), open_arena(tmp_path / "x", "a", 1):
         pass
 
 

@@ -29,7 +29,9 @@ class KvCache:
             raise Internal(f"a cache of {pages} pages has no room beside the scratch page")
         self.format = format
         self.pages = pages
-        self.data = torch.zeros((pages, *format.block_shape), dtype=_DTYPES[format.dtype])
+        # numpy's zeros are pages the kernel gives on first touch; torch's would touch, and so take, all of them now.
+        memory = torch.from_numpy(np.zeros(pages * format.block_bytes, dtype=np.uint8))
+        self.data = memory.view(_DTYPES[format.dtype]).view(pages, *format.block_shape)
 
     def token_rows(self) -> Tensor:
         """Return the same memory with one row a token: [pages * layers * 2 * block_tokens, kv_heads, head_dim]."""

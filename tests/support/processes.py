@@ -1,0 +1,205 @@
+"""Services in processes of their own, to be killed, stopped and started again on the same port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twostroke.client import Client
+from twostroke.cluster import WorkerLoad
+from twostroke.rpc.channel import connect
+from twostroke.v1 import kvstore_pb2, kvstore_pb2_grpc, worker_pb2, worker_pb2_grpc
+from twostroke.wire import worker as worker_wire
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0
+SETTLE_SECONDS = 20.0
+
+
+class Service:
+    """`python -m services.NAME`, told the same in all its lives."""
+
+    def __init__(self, name: str, *told: str) -> None:
+        self.name = name
+        self.address = "127.0.0.1:0"  # the port of the first life is kept
+        self._told = told
+        self._process: Process | None = None
+        self._lines: deque[str] = deque(maxlen=200)
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start it, and wait until it serves; a router, until it is ready."""
+        told = ("--listen", self.address, "--drain-seconds", "20", "--stop-with-stdin", *self._told)
+        command = (sys.executable, "-m", f"services.{self.name}", *told)
+        self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, cwd=ROOT)
+        self.address = (await self._until("serving"))["address"]
+        if self.name == "router":
+            await self._until("ready")
+        self._reading = asyncio.create_task(self._read(), name=f"output of {self.name}")
+
+    async def kill(self) -> None:
+        """End it at once, as the kernel does when memory runs out."""
+        self._alive.kill()
+        await self.ended()
+
+    def terminate(self) -> None:
+        """Ask it to drain."""
+        self._alive.send_signal(signal.SIGTERM)
+
+    def close_stdin(self) -> None:
+        """Let it believe that its launcher is gone."""
+        assert self._alive.stdin is not None
+        self._alive.stdin.close()
+
+    async def ended(self) -> int:
+        """Its status, once it has ended."""
+        async with asyncio.timeout(STOP_SECONDS):
+            status = await self._alive.wait()
+            if self._reading is not None:
+                await self._reading
+        self._process = self._reading = None
+        return status
+
+    async def clear(self) -> None:
+        """Leave nothing behind, whatever happened."""
+        if self._process is not None:
+            if self._process.returncode is None:
+                self._process.kill()
+            await self.ended()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and has not been seen to end."""
+        return self._process is not None
+
+    @property
+    def _alive(self) -> Process:
+        if self._process is None:
+            raise RuntimeError(f"{self.name} does not run")
+        return self._process
+
+    async def _until(self, event: str) -> dict[str, Any]:
+        async with asyncio.timeout(START_SECONDS):
+            while line := await self._line():
+                if line.startswith("{") and (said := json.loads(line))["event"] == event:
+                    return dict(said)
+        raise AssertionError(f"{self.name} ended without saying {event}:\n" + "\n".join(self._lines))
+
+    async def _read(self) -> None:
+        while await self._line():
+            pass
+
+    async def _line(self) -> str:
+        assert self._alive.stdout is not None
+        line = (await self._alive.stdout.readline()).decode()
+        self._lines.append(line.rstrip())
+        return line
+
+
+@dataclass(frozen=True)
+class Processes:
+    """A store, workers, and two routers: `router` has all workers, `lone` only the first of each kind."""
+
+    kvstore: Service
+    prefill: list[Service]
+    decode: list[Service]
+    router: Service
+    lone: Service
+    ledger: Path
+    clients: dict[Service, Client]
+
+    @property
+    def services(self) -> list[Service]:
+        """Everything, in the order in which it should stop."""
+        return [self.lone, self.router, *self.prefill, *self.decode, self.kvstore]
+
+    async def settled(self) -> None:
+        """Return once no worker has anything to do or hold, and the store leases nothing. Fails when that stays so."""
+        async with asyncio.timeout(SETTLE_SECONDS):
+            await asyncio.gather(*(_idle(worker.address) for worker in (*self.prefill, *self.decode)))
+            channel = connect(self.kvstore.address)
+            try:
+                store = kvstore_pb2_grpc.KvStoreServiceStub(channel)
+                while True:
+                    status = await store.GetStatus(kvstore_pb2.GetStoreStatusRequest(), timeout=SETTLE_SECONDS)
+                    if not (status.leases or status.leased_blocks or status.reserved or status.quarantined):
+                        return
+                    await asyncio.sleep(0.05)  # leases end by time: there is no event to wait for
+            finally:
+                await channel.close()
+
+    def record(self, request_id: str) -> dict[str, Any]:
+        """The one usage record of a request."""
+        records = [json.loads(line) for line in self.ledger.read_text().splitlines()]
+        (record,) = [each for each in records if each["request_id"] == request_id]
+        return dict(record)
+
+
+@asynccontextmanager
+async def running(folder: Path, model: Path, *worker: str) -> AsyncIterator[Processes]:
+    """Run two workers of each kind inside the block; `worker` is told to all of them. On leaving, all must drain."""
+    kvstore = Service("kvstore", "--arena-bytes", str(64 << 20), "--arena-directory", str(folder))
+    ledger = folder / "usage.jsonl"
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(kvstore.clear)
+        await kvstore.start()
+        told = ("--model", str(model), "--kvstore", kvstore.address, "--kv-bytes", "64MiB", *worker)
+        prefill, decode = ([Service(kind, *told) for _ in range(2)] for kind in ("prefill", "decode"))
+        for each in (*prefill, *decode):
+            stack.push_async_callback(each.clear)
+        await asyncio.gather(*(each.start() for each in (*prefill, *decode)))
+        router, lone = (_router(kvstore, prefill[:count], decode[:count], ledger) for count in (2, 1))
+        clients = {}
+        for each in (router, lone):
+            stack.push_async_callback(each.clear)
+            await each.start()
+            clients[each] = await stack.enter_async_context(Client(each.address))
+        whole = Processes(kvstore, prefill, decode, router, lone, ledger, clients)
+        yield whole
+        for each in whole.services:
+            each.close_stdin()
+            assert await each.ended() == 0
+
+
+def _router(kvstore: Service, prefill: Sequence[Service], decode: Sequence[Service], ledger: Path) -> Service:
+    return Service(
+        "router",
+        *("--prefill", ",".join(each.address for each in prefill)),
+        *("--decode", ",".join(each.address for each in decode)),
+        *("--kvstore", kvstore.address, "--http-listen", "127.0.0.1:0", "--usage-log", str(ledger)),
+    )
+
+
+async def loads(address: str) -> AsyncIterator[WorkerLoad]:
+    """A worker's load, over and over, as it changes."""
+    channel = connect(address)
+    try:
+        worker = worker_pb2_grpc.WorkerServiceStub(channel)
+        call = worker.WatchLoad(worker_pb2.WatchLoadRequest(interval_ms=10), wait_for_ready=True)
+        async for report in call:
+            yield worker_wire.load(report.load)
+    finally:
+        await channel.close()
+
+
+async def _idle(address: str) -> None:
+    channel = connect(address)
+    try:
+        worker = worker_pb2_grpc.WorkerServiceStub(channel)
+        info = (await worker.GetInfo(worker_pb2.GetInfoRequest(), wait_for_ready=True, timeout=SETTLE_SECONDS)).info
+    finally:
+        await channel.close()
+    async for load in loads(address):
+        held = info.pages - load.free_pages - load.evictable_pages
+        if not (load.running or load.waiting or held):
+            return
