@@ -51,13 +51,14 @@ class Node:
         """Most tokens of a block; 0 until the format is known."""
         return self.format.block_tokens if self.format else 0
 
-    def attach(self, kv_format: KvFormat, *, who: str) -> Attachment:
+    def attach(self, kv_format: KvFormat, writer_id: str) -> Attachment:
         """Introduce a worker. Raises InvalidRequest; FormatMismatch, naming the field that differs from the node's."""
         if self.format is not None:
-            self.format.require_equal(kv_format, who=who)
+            self.format.require_equal(kv_format, who=writer_id or "the caller")
         blocks = self._blocks or self._cut_for(kv_format)
         return Attachment(
             incarnation=self.incarnation,
+            writer_id=writer_id,
             layout=blocks.layout,
             max_keys=self.max_keys,
             max_lease_seconds=self._settings.max_lease_seconds,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import closing
 
 import grpc
 
 from services.kvstore.blocks import Blocks
 from services.kvstore.node import Node
-from services.kvstore.streams import Incoming, Piece, Seal, outgoing
+from services.kvstore.streams import Incoming, Piece, Seal, outgoing, receiving
 from twostroke.errors import InvalidRequest
 from twostroke.kv import messages
 from twostroke.rpc.interceptor import Context
@@ -33,8 +32,8 @@ class KvStoreService(KvStoreServiceServicer):
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:
         """Introduce a worker."""
-        who = messages.writer_id(request.writer_id) if request.writer_id else "the caller"
-        return messages.attachment_pb(self._node.attach(kv_format(request.format), who=who))
+        writer = messages.writer_id(request.writer_id) if request.writer_id else ""
+        return messages.attachment_pb(self._node.attach(kv_format(request.format), writer))
 
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
         """Count leading keys that are held."""
@@ -107,14 +106,14 @@ class KvStoreService(KvStoreServiceServicer):
         _require_deadline(context)
         first = await anext(requests, pb.WriteRequest())
         blocks = self._blocks(first.incarnation)
-        lease = blocks.lease(first.lease_id, messages.lease_seconds(first.lease_duration))
-        with closing(Incoming(blocks, lease, self._node.max_keys)) as incoming:
+        seconds = messages.lease_seconds(first.lease_duration)
+        with receiving(blocks, first.lease_id, seconds, self._node.max_keys) as incoming:
             self._take(incoming, first)
             async for request in requests:
                 self._take(incoming, request)
         return pb.WriteResponse(
-            lease_id=lease.id,
-            lease_duration=duration_pb(lease.seconds),
+            lease_id=incoming.lease.id,
+            lease_duration=duration_pb(incoming.lease.seconds),
             committed=[messages.block_ref_pb(each) for each in incoming.committed],
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import xxhash
@@ -11,6 +12,7 @@ from services.kvstore.blocks import Blocks
 from twostroke.errors import InvalidRequest
 from twostroke.kv.messages import PIECE_BYTES, WrittenBlock
 from twostroke.kv.refs import BlockRef, Lease, Reservation
+from twostroke.wire import check_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,23 @@ def outgoing(blocks: Blocks, lease_id: str, keys: Sequence[bytes]) -> Iterator[P
             yield Piece(index, data, seal)
 
 
+@contextmanager
+def receiving(blocks: Blocks, lease_id: str, seconds: float, max_blocks: int) -> Iterator[Incoming]:
+    """Take blocks under a lease; without an id it is opened here, and ended again when the stream fails.
+
+    Raises: NotFound, Overloaded.
+    """
+    incoming = Incoming(blocks, blocks.lease(lease_id, seconds), max_blocks)
+    try:
+        yield incoming
+    except BaseException:
+        if not lease_id:  # nobody else knows its name
+            blocks.release([incoming.lease.id])
+        raise
+    finally:
+        incoming.close()
+
+
 class Incoming:
     """Puts pieces together, one block after the other, and commits each that is whole.
 
@@ -52,9 +71,9 @@ class Incoming:
     """
 
     def __init__(self, blocks: Blocks, lease: Lease, max_blocks: int) -> None:
+        self.lease = lease
         self.committed: list[BlockRef] = []
         self._blocks = blocks
-        self._lease = lease
         self._left = max_blocks
         self._open: _OpenBlock | None = None
 
@@ -83,8 +102,9 @@ class Incoming:
     def _begin(self, key: bytes) -> _OpenBlock:
         if not self._left:
             raise InvalidRequest("too many blocks in one call", field="key")
+        check_keys([key], 1, field="key")
         self._left -= 1
-        reserved = self._blocks.reserve(self._lease, self._blocks.arena.incarnation, [key])
+        reserved = self._blocks.reserve(self.lease, self._blocks.arena.incarnation, [key])
         self.committed += [place.block for place in reserved.held]
         self._open = _OpenBlock(next(iter(reserved.slots), None))
         return self._open
@@ -94,7 +114,7 @@ class Incoming:
             raise InvalidRequest("the block is not whole: its size or checksum is wrong", field="checksum")
         if block.reservation:
             written = WrittenBlock(block.reservation.written(seal.tokens), seal.checksum)
-            self.committed += self._blocks.commit(self._lease.id, [written])
+            self.committed += self._blocks.commit(self.lease.id, [written])
         self._open = None
 
 

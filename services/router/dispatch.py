@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from services.router.accounting import Account, Ledger
 from services.router.answer import Answer
@@ -21,6 +23,7 @@ from twostroke.telemetry import Span, Telemetry, log_as
 from twostroke.types import ChoiceFinished, Delta, Event, GenerateRequest, Started, Usage
 
 TOKENIZER_THREADS = 2
+ID_CHARACTERS = 100  # of the caller's id inside the cluster's
 
 
 class Dispatch:
@@ -101,7 +104,8 @@ class Dispatch:
             model = self._require_model()
             with span.child("twostroke.tokenize") as tokenizing:
                 loop = asyncio.get_running_loop()
-                prompt = await loop.run_in_executor(self._threads, prepare, model, request)
+                inner = _told_apart(request)
+                prompt = await loop.run_in_executor(self._threads, prepare, model, inner)
                 tokenizing.set(prompt_tokens=len(prompt.ids))
             account.model, account.prompt_tokens = model.info.id, len(prompt.ids)
             yield Started(
@@ -112,7 +116,7 @@ class Dispatch:
                 fingerprint=model.info.fingerprint,
             )
             answer = Answer(request.n, model.tokenizer, request.stop_strings, min_tokens=prompt.stops.min_tokens)
-            errand = Errand(self._placer, self._store, self._metrics, request, prompt, answer, account, deadline)
+            errand = Errand(self._placer, self._store, self._metrics, inner, prompt, answer, account, deadline)
             async for event in self._answered(errand, answer, account, span):
                 yield event
             yield Usage(
@@ -153,3 +157,9 @@ class Dispatch:
     def close(self) -> None:
         """Stop the tokenizer threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _told_apart(request: GenerateRequest) -> GenerateRequest:
+    """The request under an id that no other has: callers choose theirs, and workers end what an equal one replaces."""
+    unique = f"{request.context.request_id[:ID_CHARACTERS]}~{secrets.token_hex(6)}"
+    return replace(request, context=replace(request.context, request_id=unique))

@@ -144,19 +144,22 @@ class Errand:
             stops=self._prompt.stops,
             choices=self._request.n,
         )
-        async with asyncio.TaskGroup() as tasks, aclosing(member.prefill(order, self._deadline, span)) as events:
-            ahead: asyncio.Task[None] | None = None
-            async for event in events:
-                match event:
-                    case Progress(published=published, lease=lease) if lease is not None:
-                        keys = self._prompt.keys[:published]
-                        if keys and (ahead is None or ahead.done()):
-                            ahead = tasks.create_task(decode.prefetch(order, keys, lease, self._deadline))
-                    case First() if not again:
-                        self._take_first(event)
-                    case Handover(ticket=ticket):
-                        tenure.hold(ticket)
-                        return ticket
+        try:
+            async with asyncio.TaskGroup() as tasks, aclosing(member.prefill(order, self._deadline, span)) as events:
+                ahead: asyncio.Task[None] | None = None
+                async for event in events:
+                    match event:
+                        case Progress(published=published, lease=lease) if lease is not None:
+                            keys = self._prompt.keys[:published]
+                            if keys and (ahead is None or ahead.done()):
+                                ahead = tasks.create_task(decode.prefetch(order, keys, lease, self._deadline))
+                        case First() if not again:
+                            self._take_first(event)
+                        case Handover(ticket=ticket):
+                            tenure.hold(ticket)
+                            return ticket
+        except BaseExceptionGroup as group:  # the task group wraps what its block raises; callers look at the kind
+            raise _first_cause(group) from None
         return None
 
     def _take_first(self, first: First) -> None:

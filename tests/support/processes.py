@@ -8,7 +8,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +126,7 @@ class Processes:
     async def settled(self) -> None:
         """Return once no worker has anything to do or hold, and the store leases nothing. Fails when that stays so."""
         async with asyncio.timeout(SETTLE_SECONDS):
-            await asyncio.gather(*(_idle(worker.address) for worker in (*self.prefill, *self.decode)))
+            await asyncio.gather(*(until(worker.address, is_idle) for worker in (*self.prefill, *self.decode)))
             channel = connect(self.kvstore.address)
             try:
                 store = kvstore_pb2_grpc.KvStoreServiceStub(channel)
@@ -180,26 +180,25 @@ def _router(kvstore: Service, prefill: Sequence[Service], decode: Sequence[Servi
     )
 
 
-async def loads(address: str) -> AsyncIterator[WorkerLoad]:
-    """A worker's load, over and over, as it changes."""
-    channel = connect(address)
-    try:
-        worker = worker_pb2_grpc.WorkerServiceStub(channel)
-        call = worker.WatchLoad(worker_pb2.WatchLoadRequest(interval_ms=10), wait_for_ready=True)
-        async for report in call:
-            yield worker_wire.load(report.load)
-    finally:
-        await channel.close()
-
-
-async def _idle(address: str) -> None:
+async def until(address: str, condition: Callable[[WorkerLoad, int], bool]) -> None:
+    """Return when a worker's load, beside the number of its pages, is as wanted."""
     channel = connect(address)
     try:
         worker = worker_pb2_grpc.WorkerServiceStub(channel)
         info = (await worker.GetInfo(worker_pb2.GetInfoRequest(), wait_for_ready=True, timeout=SETTLE_SECONDS)).info
+        async for report in worker.WatchLoad(worker_pb2.WatchLoadRequest(interval_ms=10)):
+            if condition(worker_wire.load(report.load), info.pages):
+                return
+        raise AssertionError(f"{address} drained meanwhile")
     finally:
         await channel.close()
-    async for load in loads(address):
-        held = info.pages - load.free_pages - load.evictable_pages
-        if not (load.running or load.waiting or held):
-            return
+
+
+def is_idle(load: WorkerLoad, pages: int) -> bool:
+    """Whether a worker has nothing to do and every page back."""
+    return not (load.running or load.waiting) and load.free_pages + load.evictable_pages == pages
+
+
+def is_busy(load: WorkerLoad, pages: int) -> bool:
+    """Whether a worker computes and has pages in use for it."""
+    return load.running > 0 and load.free_pages + load.evictable_pages < pages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -9,7 +10,7 @@ import pytest
 
 from tests.support.cluster import Cluster, Shape, started, tiny_model
 from twostroke.kv.blocks import TransportChoice
-from twostroke.types import ChoiceFinished, Delta, FinishReason, Message, Started, Usage
+from twostroke.types import CachePolicy, ChoiceFinished, Delta, FinishReason, Message, Started, Usage
 
 
 @pytest.fixture
@@ -75,3 +76,32 @@ async def test_the_http_door_gives_the_same_answer(cluster: Cluster) -> None:
         told = await response.json()
     assert told["choices"][0]["text"] == answer.text
     assert told["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_callers_that_choose_the_same_request_id_do_not_disturb_each_other(cluster: Cluster) -> None:
+    asked = (
+        cluster.client.complete(prompt, max_tokens=30, temperature=0.0, ignore_eos=True, request_id="same")
+        for prompt in ("one", "two", "three")
+    )
+    told = await asyncio.gather(*asked)
+    assert [len(each.tokens) for each in told] == [30, 30, 30]
+
+
+async def test_a_request_that_bypasses_the_cache_shares_nothing(cluster: Cluster) -> None:
+    prompt = tuple(range(1, 101))
+    how = {"max_tokens": 4, "temperature": 0.0, "ignore_eos": True, "cache_policy": CachePolicy.BYPASS}
+    first = await cluster.client.complete(prompt, **how)
+    again = await cluster.client.complete(prompt, **how)
+    shared = await cluster.client.complete(prompt, **{**how, "cache_policy": CachePolicy.READ_WRITE})
+    assert [each.usage.cached.total for each in (first, again, shared)] == [0, 0, 0]
+    assert first.tokens == again.tokens == shared.tokens
+
+
+async def test_a_salt_narrows_who_shares(cluster: Cluster) -> None:
+    prompt = tuple(range(1, 101))
+    how = {"max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
+    cached = [
+        (await cluster.client.complete(prompt, cache_salt=salt, **how)).usage.cached.total
+        for salt in ("", "a", "b", "a", "")
+    ]
+    assert cached == [0, 0, 0, 99, 99]

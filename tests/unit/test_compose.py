@@ -24,6 +24,7 @@ def container(name: str) -> Place:
 
 CONTAINERS = Site(
     model=Path("/models/SmolLM2-135M-Instruct.Q4_1.gguf"),
+    name="",
     arena_directory=Path("/arena"),
     kvstore=container("kvstore"),
     prefill=(container("prefill-1"), container("prefill-2")),

@@ -16,6 +16,7 @@ from twostroke.launcher.supervisor import child_environment
 
 SITE = Site(
     model=Path("/models/tiny.gguf"),
+    name="",
     arena_directory=Path("/dev/shm"),
     kvstore=Place.local(3),
     prefill=(Place.local(4),),

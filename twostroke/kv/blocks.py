@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import enum
 import logging
-import secrets
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -51,14 +51,14 @@ class BlockStoreClient(KvStoreClient):
         transport: TransportChoice = TransportChoice.AUTO,
         lease_seconds: float = 30.0,
     ) -> None:
-        writer_id = secrets.token_hex(8)
-        super().__init__(channel, lambda: kv_format, writer_id)
-        self._calls = StoreCalls(self, writer_id, lease_seconds)
+        super().__init__(channel, lambda: kv_format, writes=True)
+        self._lease_seconds = lease_seconds
         self._rows = rows
         self._choice = transport
         self._transport: BlockTransport | None = None
-        self._node: Attachment | None = None
-        self._opening = asyncio.Lock()
+        self._node: Attachment | None = None  # that the transport belongs to
+        self._transfers: Counter[BlockTransport] = Counter()  # under way
+        self._retired: set[BlockTransport] = set()
 
     @classmethod
     @asynccontextmanager
@@ -79,14 +79,14 @@ class BlockStoreClient(KvStoreClient):
         client = cls(channel, kv_format, rows, transport=transport, lease_seconds=lease_seconds)
         try:
             try:
-                await client._ready(None)
+                client._transport_to(await client.attached())
             except Unavailable as error:
                 log.warning("the store is not there yet", extra={"address": address, "error": error.message})
             yield client
         finally:
             await client.released()
-            if client._transport is not None:
-                await client._transport.close()
+            client._retire()
+            await client._close_retired()
             await channel.close()
 
     async def write_blocks(
@@ -103,8 +103,7 @@ class BlockStoreClient(KvStoreClient):
 
         Raises: TwostrokeError, when the store is in trouble.
         """
-        transport = await self._ready(deadline)
-        return await self._whole(lease, transport.write(lease, blocks, pages, deadline))
+        return await self._whole(lease, self._write(lease, blocks, pages, deadline))
 
     async def read_blocks(
         self, lease: Lease | None, keys: Sequence[bytes], pages: Sequence[int], *, deadline: float | None = None
@@ -115,8 +114,7 @@ class BlockStoreClient(KvStoreClient):
 
         Raises: TwostrokeError, when the store is in trouble.
         """
-        transport = await self._ready(deadline)
-        return await self._whole(lease, transport.read(lease, keys, pages, deadline))
+        return await self._whole(lease, self._read(lease, keys, pages, deadline))
 
     async def _whole(self, lease: Lease | None, moving: Coroutine[None, None, Moved]) -> Moved:
         """Carry a transfer to its end even when its caller is cancelled meanwhile.
@@ -136,25 +134,75 @@ class BlockStoreClient(KvStoreClient):
                     self.release(opened)
             raise
 
-    async def _ready(self, deadline: float | None) -> BlockTransport:
-        """The transport to the node as it is now."""
-        node = await self.attached(deadline)
-        async with self._opening:
-            if self._transport is None or self._node is not node:
-                old, self._transport = self._transport, None
-                if old is not None:
-                    await old.close()
-                self._transport, self._node = self._open(node), node
-                log.info("blocks move", extra={"transport": self._transport.name})
-            return self._transport
+    async def _write(
+        self, lease: Lease | None, blocks: Sequence[tuple[bytes, int]], pages: Sequence[int], deadline: float | None
+    ) -> Stored:
+        stored = Stored(lease, ())
+        async with self._transport_in_use(deadline) as (transport, max_keys):
+            for part in _parts(len(blocks), max_keys):
+                more = await transport.write(stored.lease, blocks[part], pages[part], deadline)
+                stored = Stored(more.lease, stored.refs + more.refs)
+        return stored
+
+    async def _read(
+        self, lease: Lease | None, keys: Sequence[bytes], pages: Sequence[int], deadline: float | None
+    ) -> Loaded:
+        loaded = Loaded(lease, 0)
+        async with self._transport_in_use(deadline) as (transport, max_keys):
+            for part in _parts(len(keys), max_keys):
+                more = await transport.read(loaded.lease, keys[part], pages[part], deadline)
+                loaded = Loaded(more.lease, loaded.blocks + more.blocks)
+                if loaded.blocks < min(part.stop, len(keys)):
+                    break
+        return loaded
+
+    @asynccontextmanager
+    async def _transport_in_use(self, deadline: float | None) -> AsyncIterator[tuple[BlockTransport, int]]:
+        """The transport to the node as it is now, for one transfer; and the most keys of a call.
+
+        A transport to a node that has restarted is closed behind its last transfer.
+        """
+        node = await self.usable(deadline)
+        transport = self._transport_to(node)
+        self._transfers[transport] += 1
+        try:
+            await self._close_retired()
+            yield transport, node.max_keys
+        finally:
+            self._transfers[transport] -= 1
+            await self._close_retired()
+
+    def _transport_to(self, node: Attachment) -> BlockTransport:
+        if self._transport is None or self._node is not node:
+            self._retire()
+            self._transport, self._node = self._open(node), node
+            log.info("blocks move", extra={"transport": self._transport.name})
+        return self._transport
+
+    def _retire(self) -> None:
+        if self._transport is not None:
+            self._retired.add(self._transport)
+            self._transport = None
+
+    async def _close_retired(self) -> None:
+        for transport in [each for each in self._retired if not self._transfers[each]]:
+            self._retired.discard(transport)
+            del self._transfers[transport]
+            await transport.close()
 
     def _open(self, node: Attachment) -> BlockTransport:
+        calls = StoreCalls(self, node, self._lease_seconds)
         if self._choice is TransportChoice.GRPC:
-            return StreamTransport(self._calls, self._rows)
+            return StreamTransport(calls, self._rows)
         try:
-            return SharedMemoryTransport(self._calls, node, self._rows)
+            return SharedMemoryTransport(calls, self._rows)
         except Unavailable as error:
             if self._choice is TransportChoice.SHARED_MEMORY:
                 raise
             log.info("the arena cannot be mapped", extra={"error": error.message})
-            return StreamTransport(self._calls, self._rows)
+            return StreamTransport(calls, self._rows)
+
+
+def _parts(count: int, most: int) -> Iterator[slice]:
+    """Cut a transfer into calls; one without blocks is one call too, since it may open a lease."""
+    return (slice(start, start + most) for start in range(0, max(1, count), most))

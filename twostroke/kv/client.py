@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Self
 
 import grpc
@@ -29,6 +30,7 @@ from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceStub
 log = logging.getLogger(__name__)
 
 CALL_SECONDS = 2.0  # bound on any control call: the store answers from memory
+RETRY_SECONDS = 0.2  # between tries to attach; calls in between fail at once
 
 
 class KvStoreClient:
@@ -37,17 +39,18 @@ class KvStoreClient:
     Args:
         channel: to the node; closed by `connect`.
         kv_format: answers the format of the blocks as soon as it is known.
-        writer_id: names this process as a writer; empty for one that only looks up.
+        writes: whether to attach as a writer, each time under a new name.
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, kv_format: Callable[[], KvFormat | None], writer_id: str = ""
+        self, channel: grpc.aio.Channel, kv_format: Callable[[], KvFormat | None], *, writes: bool = False
     ) -> None:
         self.stub = KvStoreServiceStub(channel)
         self._kv_format = kv_format
-        self._writer_id = writer_id
+        self._writes = writes
         self._attachment: Attachment | None = None
         self._attaching = asyncio.Lock()
+        self._retry_at = 0.0  # on the loop's clock
         self._releasing: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -69,15 +72,38 @@ class KvStoreClient:
         """
         async with self._attaching:
             if self._attachment is None:
-                kv_format = self._kv_format()
-                if kv_format is None:
-                    raise Unavailable("the block format is not known yet")
-                request = pb.AttachRequest(format=wire.kv_format_pb(kv_format), writer_id=self._writer_id)
-                with domain_errors():
-                    response = await self.stub.Attach(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
-                self._attachment = messages.attachment(response)
+                self._attachment = await self._attach(deadline)
                 log.info("attached to the store", extra={"incarnation": self._attachment.incarnation})
             return self._attachment
+
+    async def usable(self, deadline: float | None) -> Attachment:
+        """The attached node; one with blocks of another format is as good as none. Raises Unavailable."""
+        try:
+            return await self.attached(deadline)
+        except FormatMismatch as error:
+            raise Unavailable(f"the store holds blocks of another format: {error.message}") from error
+
+    async def _attach(self, deadline: float | None) -> Attachment:
+        kv_format, clock = self._kv_format(), asyncio.get_running_loop().time
+        if kv_format is None:
+            raise Unavailable("the block format is not known yet")
+        if clock() < self._retry_at:
+            raise Unavailable("the store could not be reached a moment ago", retry_after=RETRY_SECONDS)
+        writer_id = secrets.token_hex(8) if self._writes else ""
+        request = pb.AttachRequest(format=wire.kv_format_pb(kv_format), writer_id=writer_id)
+        timeout = remaining(deadline, at_most=CALL_SECONDS)
+        try:
+            with domain_errors():
+                response = await self.stub.Attach(request, timeout=timeout)
+        except TwostrokeError:
+            self._retry_at = clock() + RETRY_SECONDS
+            raise
+        return messages.attachment(response, writer_id)
+
+    def forget(self, node: Attachment) -> None:
+        """Attach anew before the next call."""
+        if self._attachment is node:
+            self._attachment = None
 
     async def lookup(self, keys: Sequence[bytes], *, deadline: float | None = None) -> int:
         """How many leading keys the store holds. Raises TwostrokeError."""
@@ -126,23 +152,27 @@ class KvStoreClient:
 
     @asynccontextmanager
     async def calls(self, deadline: float | None, lease: Lease | None = None) -> AsyncIterator[Attachment]:
-        """Make calls to the attached node inside the block, with gRPC's errors turned into ours.
-
-        A node that has restarted is forgotten, so that the next call attaches anew. A node of another format is as
-        good as none.
+        """Make calls to the attached node inside the block.
 
         Raises: NotFound, when `lease` is of an earlier life of the node; Unavailable.
         """
-        try:
-            node = await self.attached(deadline)
-        except FormatMismatch as error:
-            raise Unavailable(f"the store holds blocks of another format: {error.message}") from error
+        node = await self.usable(deadline)
+        with self.calls_to(node, lease):
+            yield node
+
+    @contextmanager
+    def calls_to(self, node: Attachment, lease: Lease | None = None) -> Iterator[None]:
+        """Make calls to this very node inside the block, with gRPC's errors turned into ours.
+
+        A node that has restarted is forgotten, so that whoever asks next attaches anew.
+
+        Raises: NotFound, when `lease` is of another life of the node; WorkerLost, when the node is.
+        """
         if lease is not None and lease.incarnation != node.incarnation:
             raise NotFound("the lease ended with an earlier life of the store", field="lease_id")
         try:
             with domain_errors():
-                yield node
+                yield
         except WorkerLost:
-            if self._attachment is node:
-                self._attachment = None
+            self.forget(node)
             raise

@@ -78,6 +78,7 @@ class Attachment:
     """What a node tells a worker that introduces itself."""
 
     incarnation: str
+    writer_id: str  # whose introduction this answers; empty for a worker that only looks up
     layout: ArenaLayout
     max_keys: int  # keys in one call
     max_lease_seconds: float

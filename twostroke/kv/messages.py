@@ -105,8 +105,8 @@ def lease(lease_id: str, duration: Duration, incarnation: str) -> Lease:
     return Lease(id=lease_id, seconds=seconds(duration), incarnation=incarnation)
 
 
-def attachment(message: kvstore_pb2.AttachResponse) -> Attachment:
-    """Read what the node told a worker."""
+def attachment(message: kvstore_pb2.AttachResponse, writer_id: str) -> Attachment:
+    """Read what the node told a worker that introduced itself as `writer_id`."""
     arena = message.arena
     layout = ArenaLayout(
         path=Path(arena.path),
@@ -121,6 +121,7 @@ def attachment(message: kvstore_pb2.AttachResponse) -> Attachment:
     )
     return Attachment(
         incarnation=message.incarnation,
+        writer_id=writer_id,
         layout=layout,
         max_keys=message.max_keys,
         max_lease_seconds=seconds(message.max_lease),

@@ -26,11 +26,17 @@ def find_model(name: str) -> Path:
     if path.exists():
         _require_sound(path)
         return path.resolve()
-    if path.suffix != ".gguf" and _HUB_ID.fullmatch(name):
+    if hub_id(name):
         return _from_hub(name)
     raise Refusal(
         f"there is no model at {path}", "give --model a GGUF file, or the folder or id of a Hugging Face model"
     )
+
+
+def hub_id(name: str) -> str:
+    """`name` where it means a model of the Hugging Face hub, else nothing."""
+    path = Path(name).expanduser()
+    return name if path.suffix != ".gguf" and not path.exists() and _HUB_ID.fullmatch(name) else ""
 
 
 def _packaged() -> Path:

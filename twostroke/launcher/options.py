@@ -17,6 +17,7 @@ class UpOptions:
     """Starts a whole cluster on this machine: a KV block store, prefill and decode workers, and the router."""
 
     model: str = setting("", help="a GGUF file, or a Hugging Face folder or id; by default the packaged SmolLM2")
+    name: str = setting("", help="id under which the model is served; by default its file, folder or hub id")
     prefill: int = setting(1, help="prefill workers")
     decode: int = setting(1, help="decode workers")
     host: str = setting("127.0.0.1", help="interface of the two doors; everything else stays on loopback")

@@ -47,6 +47,7 @@ class Site:
     """Where everything of one cluster lies."""
 
     model: Path
+    name: str  # to serve it under; empty: that of the file or folder
     arena_directory: Path
     kvstore: Place
     prefill: tuple[Place, ...]
@@ -96,6 +97,7 @@ def _worker(options: UpOptions, site: Site, place: Place) -> tuple[str, ...]:
     return (
         *("--listen", place.listen),
         *("--model", str(site.model)),
+        *(("--name", site.name) if site.name else ()),
         *("--kvstore", site.kvstore.reach),
         *("--weights", options.weights),
         *("--threads", str(options.threads)),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from twostroke.launcher.models import find_model
+from twostroke.launcher.models import find_model, hub_id
 from twostroke.launcher.options import MAX_PORT, UpOptions
 from twostroke.launcher.plan import Place, Site, join_address
 from twostroke.launcher.refusal import Refusal
@@ -29,6 +29,7 @@ def survey(options: UpOptions) -> Site:
     kvstore, *workers = (Place.local(port) for port in inner)
     return Site(
         model=model,
+        name=options.name or hub_id(options.model),
         arena_directory=arena,
         kvstore=kvstore,
         prefill=tuple(workers[: options.prefill]),

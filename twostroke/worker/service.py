@@ -63,7 +63,7 @@ def describe(worker: Worker, role: Role) -> WorkerInfo:
     """What a worker is."""
     config, kv_format = worker.loaded.config, worker.kv_format
     model = ModelInfo(
-        id=config.name,
+        id=worker.settings.served_name,
         architecture=config.architecture,
         context_tokens=config.max_positions,
         vocab_size=config.vocab_size,

@@ -19,6 +19,7 @@ class WorkerSettings:
     """Runs one engine over one model."""
 
     model: Path = setting(help="a GGUF file, or a folder with config.json and *.safetensors")
+    name: str = setting("", help="id under which the model is served; by default that of the file or folder")
     kvstore: str = setting(help="host:port of this host's KV block store")
     weights: WeightMode = setting(
         WeightMode.F16, help="values of the matrices; workers in different modes share nothing"
@@ -44,6 +45,11 @@ class WorkerSettings:
             raise InvalidSetting("lease_seconds", self.lease_seconds, "must lie between 1 and 600")
         parse_bytes("kv_bytes", self.kv_bytes)
         self.engine(pages=2)
+
+    @property
+    def served_name(self) -> str:
+        """The id to ask for."""
+        return self.name or (self.model.name if self.model.is_dir() else self.model.stem)
 
     def engine(self, *, pages: int) -> EngineSettings:
         """The engine's share of these settings."""

@@ -28,8 +28,8 @@ class Loaded:
 class BlockTransport(Protocol):
     """Moves blocks to and from one incarnation of a store node.
 
-    A page named in a call is in use until the call returns. Calls are never cancelled: `BlockStoreClient` carries each
-    to its end, since its pages and slots are not free before.
+    A page named in a call is in use until the call returns. Calls name at most `max_keys` blocks and are never
+    cancelled: `BlockStoreClient` carries each to its end, since its pages and slots are not free before.
     """
 
     name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -13,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from twostroke.errors import Unavailable
-from twostroke.kv import messages
+from twostroke.errors import NotFound, Overloaded, TwostrokeError, Unavailable
 from twostroke.kv.filelock import LockedFile
 from twostroke.kv.layout import PAGE_BYTES, ArenaLayout, Attachment, is_arena_of, writer_lock_path
 from twostroke.kv.messages import WrittenBlock
@@ -22,6 +22,7 @@ from twostroke.kv.refs import BlockSlot, Lease, Reservation
 from twostroke.kv.transport import Loaded, Stored
 from twostroke.kv.transport.calls import StoreCalls
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -31,23 +32,18 @@ class MappedArena:
     Raises: Unavailable, when the file is not here or not the arena that the node speaks of.
     """
 
-    def __init__(self, node: Attachment, writer_id: str) -> None:
+    def __init__(self, node: Attachment) -> None:
         self.layout = node.layout
         try:
-            descriptor = os.open(self.layout.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._lock = LockedFile(writer_lock_path(self.layout.path, node.writer_id))
         except OSError as error:
-            raise Unavailable(f"{self.layout.path} cannot be opened here: {error.strerror}") from error
+            raise Unavailable(f"{self.layout.path.parent} cannot be written here: {error.strerror}") from error
         try:
-            if os.fstat(descriptor).st_size != self.layout.file_bytes:
-                raise Unavailable(f"{self.layout.path} is not the arena that the store speaks of")
-            self._map = mmap.mmap(descriptor, self.layout.file_bytes)
-        finally:
-            os.close(descriptor)
-        if not is_arena_of(self._map[:PAGE_BYTES], node.incarnation):
-            self._map.close()
-            raise Unavailable(f"{self.layout.path} is the arena of another store")
+            self._map = _mapped(self.layout, node.incarnation)
+        except BaseException:
+            self._lock.close()
+            raise
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
-        self._lock = LockedFile(writer_lock_path(self.layout.path, writer_id))
 
     def write(self, reservation: Reservation, row: npt.NDArray[np.uint8]) -> int | None:
         """Copy a page into a reserved slot; answers its checksum where the arena keeps them."""
@@ -74,15 +70,34 @@ class MappedArena:
         return self._bytes[start : start + layout.block_bytes]
 
 
+def _mapped(layout: ArenaLayout, incarnation: str) -> mmap.mmap:
+    try:
+        descriptor = os.open(layout.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise Unavailable(f"{layout.path} cannot be opened here: {error.strerror}") from error
+    try:
+        page = os.pread(descriptor, PAGE_BYTES, 0)
+        if os.fstat(descriptor).st_size != layout.file_bytes or not is_arena_of(page, incarnation):
+            raise Unavailable(f"{layout.path} is not the arena that the store speaks of")
+        return mmap.mmap(descriptor, layout.file_bytes)
+    finally:
+        os.close(descriptor)
+
+
 class SharedMemoryTransport:
-    """Copies in one thread of its own, so that the loop goes on; numpy's copies release the interpreter lock."""
+    """Copies in one thread of its own, so that the loop goes on; numpy's copies release the interpreter lock.
+
+    When it is not known whether the node took a call, slots may wait in quarantine for this writer. Then the client
+    attaches anew under another name, and this transport is closed behind its last transfer: that frees its lock, and
+    the node takes the slots back.
+    """
 
     name = "shared memory"
 
-    def __init__(self, calls: StoreCalls, node: Attachment, rows: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, calls: StoreCalls, rows: npt.NDArray[np.uint8]) -> None:
         self._calls = calls
         self._rows = rows
-        self._arena = MappedArena(node, calls.writer_id)
+        self._arena = MappedArena(calls.node)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
 
     async def write(
@@ -91,7 +106,7 @@ class SharedMemoryTransport:
         """See BlockTransport. A call that fails after Reserve gives its slots back."""
         page_of = dict(zip((key for key, _ in blocks), pages, strict=True))
         tokens_of = dict(blocks)
-        lease, reservations, held = await self._calls.reserve(lease, list(page_of), deadline)
+        lease, reservations, held = await self._reserve(lease, list(page_of), deadline)
         if not reservations:
             return Stored(lease, tuple(place.block for place in held))
 
@@ -105,13 +120,32 @@ class SharedMemoryTransport:
         committed = False
         try:
             written = await self._in_thread(copy)
-            keys = await self._calls.commit(lease, messages.written_blocks_pb(written), deadline)
+            keys = await self._calls.commit(lease, written, deadline)
             committed = True
         finally:
             if not committed:
-                await self._calls.abandon(lease, reservations)
+                await self._abandon(lease, reservations)
         fresh = [each.place.block for each in written if each.place.block.key in keys]
         return Stored(lease, (*(place.block for place in held), *fresh))
+
+    async def _reserve(
+        self, lease: Lease | None, keys: Sequence[bytes], deadline: float | None
+    ) -> tuple[Lease, Sequence[Reservation], Sequence[BlockSlot]]:
+        try:
+            return await self._calls.reserve(lease, keys, deadline)
+        except (NotFound, Overloaded):  # the node said no
+            raise
+        except TwostrokeError:
+            self._calls.client.forget(self._calls.node)
+            raise
+
+    async def _abandon(self, lease: Lease, reservations: Sequence[Reservation]) -> None:
+        """Give slots back whose copies have ended."""
+        try:
+            await self._calls.abandon(lease, reservations)
+        except TwostrokeError as error:
+            log.warning("slots not given back yet", extra={"reason": error.reason, "slots": len(reservations)})
+            self._calls.client.forget(self._calls.node)
 
     async def read(
         self, lease: Lease | None, keys: Sequence[bytes], pages: Sequence[int], deadline: float | None

@@ -39,19 +39,19 @@ class StreamTransport:
         refs = tuple(place.block for place in held)
         if not missing:
             return Stored(held_lease, refs)
-        async with self._calls.client.calls(deadline, held_lease) as node:
 
-            async def pieces() -> AsyncIterator[pb.WriteRequest]:
-                yield pb.WriteRequest(
-                    incarnation=node.incarnation,
-                    lease_id=held_lease.id,
-                    lease_duration=wire.duration_pb(self._calls.lease_seconds),
-                    writer_id=self._calls.writer_id,
-                )
-                for (key, tokens), page in missing:
-                    for piece in self._pieces(key, tokens, page):
-                        yield piece
+        async def pieces() -> AsyncIterator[pb.WriteRequest]:
+            yield pb.WriteRequest(
+                incarnation=self._calls.node.incarnation,
+                lease_id=held_lease.id,
+                lease_duration=wire.duration_pb(self._calls.lease_seconds),
+                writer_id=self._calls.node.writer_id,
+            )
+            for (key, tokens), page in missing:
+                for piece in self._pieces(key, tokens, page):
+                    yield piece
 
+        with self._calls.client.calls_to(self._calls.node, held_lease):
             seconds = remaining(deadline, at_most=STREAM_SECONDS)
             response = await self._calls.client.stub.Write(pieces(), timeout=seconds)
         return Stored(held_lease, (*refs, *(messages.block_ref(each) for each in response.committed)))
@@ -75,16 +75,17 @@ class StreamTransport:
         whole = 0
         if not places:
             return Loaded(lease, 0)
-        async with self._calls.client.calls(deadline, lease) as node:
-            request = pb.ReadRequest(
-                incarnation=node.incarnation, lease_id=lease.id, keys=[place.block.key for place in places]
-            )
+        with self._calls.client.calls_to(self._calls.node, lease):
+            keys = [place.block.key for place in places]
+            request = pb.ReadRequest(incarnation=self._calls.node.incarnation, lease_id=lease.id, keys=keys)
             call = self._calls.client.stub.Read(request, timeout=remaining(deadline, at_most=STREAM_SECONDS))
             filled = 0
             async for piece in call:
+                if piece.index != whole or whole == len(places):
+                    break
                 row = self._rows[pages[whole]]
                 data = np.frombuffer(piece.data, dtype=np.uint8)
-                if piece.index != whole or filled + data.size > row.size:
+                if filled + data.size > row.size:
                     break
                 row[filled : filled + data.size] = data
                 filled += data.size
