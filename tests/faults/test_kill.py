@@ -15,16 +15,16 @@ import pytest_asyncio
 
 from tests.support.alone import Alone, Told
 from tests.support.cluster import tiny_model
-from tests.support.processes import Processes, Service, is_busy, is_idle, running, until
+from tests.support.processes import Processes, Service, at_work, running
 from tests.support.routed import Answering, Question, Routed
 from twostroke.errors import DeadlineExceeded, Unavailable
 from twostroke.types import FinishReason, SamplingParams, StopConditions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LONG, SHORT = 3_000, 100  # tokens of a prompt
-WRITTEN = 600  # tokens of an answer, some milliseconds each
-MIDDLE = 120  # tokens after which an answer is in the middle
+LONG, SHORT = 2_000, 100  # tokens of a prompt
+WRITTEN = 400  # tokens of an answer, some milliseconds each
+MIDDLE = 100  # tokens after which an answer is in the middle
 # A short step keeps a long prompt under way for long; a lease that nobody renews soon ends.
 WORKER = ("--weights", "f32", "--tokens-per-step", "16", "--max-running", "16", "--lease-seconds", "1")
 
@@ -86,7 +86,7 @@ class Crowd:
         )
         (free,) = await replace(greedy, prompt=(held := fresh_prompt(length))).alone(alone)
         stopped = replace(greedy, prompt=held, stop_strings=(free.text[MIDDLE // 2 : WRITTEN // 2],))
-        truths = [await question.alone(alone) for question in (greedy, seeded, stopped)]
+        truths = await asyncio.gather(*(question.alone(alone) for question in (greedy, seeded, stopped)))
         assert truths[2][0].text == free.text[: MIDDLE // 2]
         for question, truth in zip((greedy, seeded, stopped), truths, strict=True):
             name, answering = f"question-{next(_numbers)}", Answering(question, self._changed.set)
@@ -122,7 +122,7 @@ def fresh_prompt(length: int) -> tuple[int, ...]:
 async def test_a_killed_prefill_worker_is_replaced_by_another(whole: Processes, alone: Alone) -> None:
     crowd = Crowd(whole, whole.router)
     await crowd.ask(alone, LONG)
-    await until(whole.prefill[0].address, is_busy)
+    await at_work(whole.prefill[0], steps=20)
     await whole.prefill[0].kill()
     assert not any(each.answering.least for each in crowd.asked)
     assert sum(await crowd.assert_undisturbed()) >= 1
@@ -131,7 +131,7 @@ async def test_a_killed_prefill_worker_is_replaced_by_another(whole: Processes, 
 async def test_without_a_prefill_worker_decode_runs_the_prompt(whole: Processes, alone: Alone) -> None:
     crowd = Crowd(whole, whole.lone)
     await crowd.ask(alone, LONG)
-    await until(whole.prefill[0].address, is_busy)
+    await at_work(whole.prefill[0], steps=20)
     await whole.prefill[0].kill()
     assert not any(each.answering.least for each in crowd.asked)
     await crowd.assert_undisturbed()
@@ -164,7 +164,7 @@ async def test_a_killed_store_costs_nothing_but_time_and_is_used_again_when_it_i
     await crowd.middle()
     late = Crowd(whole, whole.lone)
     await late.ask(alone, LONG)
-    await until(whole.prefill[0].address, is_busy)
+    await at_work(whole.prefill[0], steps=20)
     await whole.kvstore.kill()
     await crowd.assert_undisturbed()
     await late.assert_undisturbed()
@@ -180,7 +180,6 @@ async def test_a_killed_store_costs_nothing_but_time_and_is_used_again_when_it_i
         second = await Answering(turn).asked(whole.clients[router])
         second.assert_same(await turn.alone(alone))
         assert second.usage.cached.total >= LONG
-    await until(whole.prefill[0].address, is_idle)
 
 
 async def test_a_killed_router_leaves_a_clear_error_and_nothing_held(whole: Processes, alone: Alone) -> None:
@@ -188,7 +187,7 @@ async def test_a_killed_router_leaves_a_clear_error_and_nothing_held(whole: Proc
     await crowd.ask(alone, SHORT)
     await crowd.middle()
     waiting = asyncio.create_task(whole.clients[whole.lone].complete(fresh_prompt(LONG), max_tokens=4))
-    await until(whole.prefill[0].address, is_busy)
+    await at_work(whole.prefill[0], steps=20)
     await whole.lone.kill()
     for each in crowd.asked:
         with pytest.raises(Unavailable):

@@ -8,14 +8,14 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from twostroke.client import Client
-from twostroke.cluster import WorkerLoad
+from twostroke.cluster import WorkerInfo, WorkerLoad
 from twostroke.rpc.channel import connect
 from twostroke.v1 import kvstore_pb2, kvstore_pb2_grpc, worker_pb2, worker_pb2_grpc
 from twostroke.wire import worker as worker_wire
@@ -125,18 +125,20 @@ class Processes:
 
     async def settled(self) -> None:
         """Return once no worker has anything to do or hold, and the store leases nothing. Fails when that stays so."""
-        async with asyncio.timeout(SETTLE_SECONDS):
-            await asyncio.gather(*(until(worker.address, is_idle) for worker in (*self.prefill, *self.decode)))
-            channel = connect(self.kvstore.address)
-            try:
-                store = kvstore_pb2_grpc.KvStoreServiceStub(channel)
+        await asyncio.gather(*(idle(worker) for worker in (*self.prefill, *self.decode)))
+        channel, status = connect(self.kvstore.address), kvstore_pb2.GetStoreStatusResponse()
+        try:
+            store = kvstore_pb2_grpc.KvStoreServiceStub(channel)
+            async with asyncio.timeout(SETTLE_SECONDS):
                 while True:
                     status = await store.GetStatus(kvstore_pb2.GetStoreStatusRequest(), timeout=SETTLE_SECONDS)
                     if not (status.leases or status.leased_blocks or status.reserved or status.quarantined):
                         return
                     await asyncio.sleep(0.05)  # leases end by time: there is no event to wait for
-            finally:
-                await channel.close()
+        except TimeoutError:
+            raise AssertionError(f"the store still holds:\n{status}") from None
+        finally:
+            await channel.close()
 
     def record(self, request_id: str) -> dict[str, Any]:
         """The one usage record of a request."""
@@ -148,7 +150,9 @@ class Processes:
 @asynccontextmanager
 async def running(folder: Path, model: Path, *worker: str) -> AsyncIterator[Processes]:
     """Run two workers of each kind inside the block; `worker` is told to all of them. On leaving, all must drain."""
-    kvstore = Service("kvstore", "--arena-bytes", str(64 << 20), "--arena-directory", str(folder))
+    # A killed writer's slots come back after the time for a copy, which is long for machines and short for tests.
+    arena = ("--arena-bytes", str(64 << 20), "--arena-directory", str(folder), "--reservation-seconds", "1")
+    kvstore = Service("kvstore", *arena)
     ledger = folder / "usage.jsonl"
     async with AsyncExitStack() as stack:
         stack.push_async_callback(kvstore.clear)
@@ -180,25 +184,33 @@ def _router(kvstore: Service, prefill: Sequence[Service], decode: Sequence[Servi
     )
 
 
-async def until(address: str, condition: Callable[[WorkerLoad, int], bool]) -> None:
-    """Return when a worker's load, beside the number of its pages, is as wanted."""
-    channel = connect(address)
-    try:
-        worker = worker_pb2_grpc.WorkerServiceStub(channel)
-        info = (await worker.GetInfo(worker_pb2.GetInfoRequest(), wait_for_ready=True, timeout=SETTLE_SECONDS)).info
-        async for report in worker.WatchLoad(worker_pb2.WatchLoadRequest(interval_ms=10)):
-            if condition(worker_wire.load(report.load), info.pages):
+async def idle(worker: Service) -> None:
+    """Return when a worker has nothing to do and every page back."""
+    async with _watched(worker) as (info, loads):
+        async for load in loads:
+            if not (load.running or load.waiting) and load.free_pages + load.evictable_pages == info.pages:
                 return
-        raise AssertionError(f"{address} drained meanwhile")
+
+
+async def at_work(worker: Service, *, steps: int) -> None:
+    """Return when a worker has done so many steps of what it has in hand, and is not done."""
+    done = 0
+    async with _watched(worker) as (_, loads):
+        async for load in loads:
+            if not load.running:
+                done = load.steps
+            elif load.steps - done >= steps:
+                return
+
+
+@asynccontextmanager
+async def _watched(worker: Service) -> AsyncIterator[tuple[WorkerInfo, AsyncIterator[WorkerLoad]]]:
+    """What a worker is, and its load from now on."""
+    channel = connect(worker.address)
+    stub = worker_pb2_grpc.WorkerServiceStub(channel)
+    try:
+        told = await stub.GetInfo(worker_pb2.GetInfoRequest(), wait_for_ready=True, timeout=SETTLE_SECONDS)
+        reports = stub.WatchLoad(worker_pb2.WatchLoadRequest(interval_ms=10), timeout=SETTLE_SECONDS)
+        yield worker_wire.worker_info(told.info), (worker_wire.load(each.load) async for each in reports)
     finally:
         await channel.close()
-
-
-def is_idle(load: WorkerLoad, pages: int) -> bool:
-    """Whether a worker has nothing to do and every page back."""
-    return not (load.running or load.waiting) and load.free_pages + load.evictable_pages == pages
-
-
-def is_busy(load: WorkerLoad, pages: int) -> bool:
-    """Whether a worker computes and has pages in use for it."""
-    return load.running > 0 and load.free_pages + load.evictable_pages < pages

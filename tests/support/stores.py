@@ -1,0 +1,100 @@
+"""KV store nodes in this process: real servers and arenas, with a clock that a test may move."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from services.kvstore.arena import open_arena
+from services.kvstore.blocks import Blocks
+from services.kvstore.node import Node
+from services.kvstore.service import KvStoreService
+from services.kvstore.settings import StoreSettings
+from twostroke.kv.format import KvFormat
+from twostroke.kv.store import StoreStats
+from twostroke.rpc.server import ServerSettings, serving
+
+KV_FORMAT = KvFormat(
+    model="tiny",
+    weights_digest=bytes(16),
+    weight_mode="f32",
+    layers=1,
+    kv_heads=1,
+    head_dim=32,
+    block_tokens=16,
+    dtype="float32",
+    rope_digest=bytes(16),
+)
+WAIT_SECONDS = 10.0
+
+
+@dataclass
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    now: float = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Store:
+    """A node that serves."""
+
+    address: str
+    node: Node
+    directory: Path
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def blocks(self) -> Blocks:
+        return self.node.blocks(self.node.incarnation)
+
+    @property
+    def stats(self) -> StoreStats:
+        return self.node.stats()
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.directory.iterdir())
+
+
+@asynccontextmanager
+async def serving_store(
+    directory: Path, *, listen: str = "127.0.0.1:0", slots: int = 16, kv_format: KvFormat = KV_FORMAT, **told: object
+) -> AsyncIterator[Store]:
+    """Serve a node whose arena has exactly `slots` slots of `kv_format`; `told` as in StoreSettings."""
+    size = 2 * 4_096 + slots * (kv_format.block_bytes + 64)
+    settings = StoreSettings(arena_bytes=max(size, 1 << 16), arena_directory=directory, **told)  # type: ignore[arg-type]
+    clock = Clock()
+    with open_arena(directory, secrets.token_hex(8), settings.arena_bytes) as arena:
+        node = Node(arena, settings, clock=clock)
+        async with serving(ServerSettings(listen=listen, drain_seconds=1.0), KvStoreService(node)) as server:
+            yield Store(server.address, node, directory, clock)
+
+
+def pages(count: int, kv_format: KvFormat = KV_FORMAT, *, seed: int = 0) -> npt.NDArray[np.uint8]:
+    """Pages of random bytes: uint8 [count, block_bytes]."""
+    return np.random.default_rng(seed).integers(0, 256, (count, kv_format.block_bytes), dtype=np.uint8)
+
+
+def key(name: int) -> bytes:
+    return name.to_bytes(16, "little")
+
+
+def keys(*names: int) -> list[bytes]:
+    return [key(name) for name in names]
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Return once something that other tasks or processes bring about is so; bounded."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not holds():
+            await asyncio.sleep(0.005)
