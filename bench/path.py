@@ -89,7 +89,7 @@ async def together(client: Client, prompt: tuple[int, ...], times: Times) -> Non
 async def cluster(port: int, state: Path) -> AsyncIterator[tuple[float, int]]:
     """A cluster of real processes; yields the seconds it took to be ready, and its launcher's pid."""
     began = time.perf_counter()
-    command = ("-m", "twostroke.cli", "up", "--port", str(port), "--state-directory", str(state))
+    command = ("-m", "twostroke", "up", "--port", str(port), "--state-directory", str(state))
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )

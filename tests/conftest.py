@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 import torch
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_torch_thread() -> Iterator[None]:
+def one_torch_thread() -> None:
     """Two torch threads beside a busy neighbour are slower than one."""
     torch.set_num_threads(1)
-    yield
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,8 @@ class Alone:
             stops=stops,
             choices=(choice,),
         )
-        stream, text, tokens = TextStream(self._tokenizer, stop_strings), "", []
+        stream, text = TextStream(self._tokenizer, stop_strings), ""
+        tokens: list[Token] = []
         finish: FinishReason | None = None
         async with self.engine.submit(request) as outputs:
             async for output in outputs:

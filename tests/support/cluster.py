@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from services.decode.__main__ import assembled as decode_service
 from services.decode.settings import DecodeSettings
@@ -32,7 +33,7 @@ SERVER = ServerSettings(drain_seconds=5.0)
 SETTLE_SECONDS = 10.0
 
 
-def tiny_model(folder: Path, **what: object) -> Path:
+def tiny_model(folder: Path, **what: Any) -> Path:
     """A tiny model and its tokenizer in one folder; `what` as in `tests.support.tiny.Tiny`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tiny(folder, **{"max_positions": 4_096, **what})
@@ -151,7 +152,7 @@ async def started(shape: Shape) -> AsyncIterator[Cluster]:
         await cluster.settled()
 
 
-def _worker(shape: Shape, kvstore: str) -> dict[str, object]:
+def _worker(shape: Shape, kvstore: str) -> dict[str, Any]:
     return {
         "model": shape.model,
         "kvstore": kvstore,

@@ -43,7 +43,10 @@ class Collector(TraceServiceServicer):
         for resource in request.resource_spans:
             service = {each.key: each.value.string_value for each in resource.resource.attributes}["service.name"]
             for span in (each for scope in resource.scope_spans for each in scope.spans):
-                attributes = {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+                attributes = {
+                    each.key: getattr(each.value, each.value.WhichOneof("value") or "string_value")
+                    for each in span.attributes
+                }
                 self.spans.append(
                     Seen(
                         service,
@@ -67,7 +70,7 @@ class Collector(TraceServiceServicer):
     @asynccontextmanager
     async def started(cls) -> AsyncIterator[Collector]:
         collector, server = cls(), grpc.aio.server()
-        add_TraceServiceServicer_to_server(collector, server)
+        add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
         collector.address = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeAlias
+
+Value: TypeAlias = tuple[str, int]  # a parameter, and which of its values
+Pair: TypeAlias = tuple[Value, Value]
 
 
 def all_pairs(parameters: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -21,15 +24,15 @@ def all_pairs(parameters: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any
         chosen = {one: i, two: j}
         for name in names:
             if name not in chosen:
-                chosen[name] = max(
-                    range(len(parameters[name])),
-                    key=lambda value, name=name: sum(
-                        _pair((name, value), each) in open_pairs for each in chosen.items()
-                    ),
-                )
+                met = [_met(name, value, chosen, open_pairs) for value in range(len(parameters[name]))]
+                chosen[name] = met.index(max(met))
         open_pairs -= {_pair(a, b) for a, b in combinations(chosen.items(), 2)}
         yield {name: parameters[name][chosen[name]] for name in names}
 
 
-def _pair(a: tuple[str, int], b: tuple[str, int]) -> tuple[tuple[str, int], tuple[str, int]]:
+def _pair(a: Value, b: Value) -> Pair:
     return (a, b) if a < b else (b, a)
+
+
+def _met(name: str, value: int, chosen: Mapping[str, int], open_pairs: set[Pair]) -> int:
+    return sum(_pair((name, value), each) in open_pairs for each in chosen.items())

@@ -26,11 +26,15 @@ async def health(address: str, seconds: float) -> str:
     # The client alone does not install the health package; only this verb needs it.
     import grpc
     from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-    from grpc_health.v1.health_pb2_grpc import HealthStub
 
     async with connect(address) as channel:
         try:
-            answer = await HealthStub(channel).Check(HealthCheckRequest(), timeout=seconds)
+            check = channel.unary_unary(  # the stub's types know no asyncio
+                "/grpc.health.v1.Health/Check",
+                request_serializer=HealthCheckRequest.SerializeToString,
+                response_deserializer=HealthCheckResponse.FromString,
+            )
+            answer = await check(HealthCheckRequest(), timeout=seconds)
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"no health from {address}: {error.details()}") from error
     name: str = HealthCheckResponse.ServingStatus.Name(answer.status)

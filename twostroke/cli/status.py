@@ -41,6 +41,6 @@ def worker_row(worker: WorkerStatus) -> tuple[str, ...]:
     if worker.info is None:
         return (worker.address, "-", "not reached", "-", "-", "-", "-")
     load = worker.load
-    state = "draining" if load.draining else "available"
+    state = "draining" if load.draining else "available" if worker.available else "not available"
     room = f"{load.free_pages + load.evictable_pages} of {worker.info.pages}"
     return (worker.address, worker.info.role.value, state, str(load.running), str(load.waiting), room, str(load.steps))

@@ -106,7 +106,15 @@ class KvStoreClient:
             self._attachment = None
 
     async def lookup(self, keys: Sequence[bytes], *, deadline: float | None = None) -> int:
-        """How many leading keys the store holds. Raises TwostrokeError."""
+        """How many leading keys the store holds; a node that has restarted is asked anew. Raises TwostrokeError."""
+        try:
+            return await self._lookup(keys, deadline)
+        except WorkerLost as error:
+            if error.field != "incarnation":
+                raise
+            return await self._lookup(keys, deadline)
+
+    async def _lookup(self, keys: Sequence[bytes], deadline: float | None) -> int:
         held = 0
         async with self.calls(deadline) as node:
             for start in range(0, len(keys), node.max_keys):

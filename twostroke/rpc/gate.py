@@ -44,16 +44,16 @@ class Gate:
 
         A call that is expelled sees Unavailable instead of its cancellation.
         """
+        task = asyncio.current_task()
+        if task is None:  # pragma: no cover - coroutines run in tasks
+            raise RuntimeError("the gate is for tasks")
+        if task in self._open:  # a call inside a call counts once, and is no new work
+            yield
+            return
         if self.closed:
             raise Unavailable("the service is draining and takes no new work", retry_after=1)
         if len(self._open) >= self._limit:
             raise Overloaded(f"{self._limit} calls are open already", retry_after=1)
-        task = asyncio.current_task()
-        if task is None:  # pragma: no cover - coroutines run in tasks
-            raise RuntimeError("the gate is for tasks")
-        if task in self._open:  # a call inside a call counts once
-            yield
-            return
         self._open.add(task)
         self._empty.clear()
         try:
