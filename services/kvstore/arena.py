@@ -112,7 +112,7 @@ def open_arena(directory: Path, incarnation: str, size: int) -> Iterator[Arena]:
                 yield Arena(path, incarnation, mapped)
             finally:
                 for left in directory.glob(f"{path.name}.writer.*"):
-                    remove_if_free(left)
+                    _removed(left)
 
 
 def remove_leftovers(directory: Path) -> None:

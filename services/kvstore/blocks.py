@@ -77,8 +77,8 @@ class Blocks:
         return self._store.leased(lease_id, key)
 
     def require_writer(self, writer: str) -> None:
-        """Raise InvalidRequest for a writer without a sign of life: its slots could never be taken back safely."""
-        if not self.arena.writer_lives(writer):
+        """Raise InvalidRequest for a writer without a sign of life of its own: its slots could never be taken back."""
+        if writer == self.arena.incarnation or not self.arena.writer_lives(writer):
             raise InvalidRequest("the writer must hold its lock beside the arena", field="writer_id")
 
     def reserve(self, lease: Lease, writer: str, keys: Sequence[bytes]) -> Reserved:

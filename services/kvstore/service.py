@@ -111,6 +111,7 @@ class KvStoreService(KvStoreServiceServicer):
             self._take(incoming, first)
             async for request in requests:
                 self._take(incoming, request)
+            incoming.end()
         return pb.WriteResponse(
             lease_id=incoming.lease.id,
             lease_duration=duration_pb(incoming.lease.seconds),

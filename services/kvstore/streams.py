@@ -93,6 +93,11 @@ class Incoming:
         if seal:
             self._finish(block, seal)
 
+    def end(self) -> None:
+        """Take the end of the stream. Raises InvalidRequest inside a block: a caller that left looks just like that."""
+        if self._open:
+            raise InvalidRequest("the stream ended inside a block", field="data")
+
     def close(self) -> None:
         """Give back what is not whole."""
         if self._open and self._open.reservation:

@@ -2,79 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import Awaitable, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import xxhash
 
-from services.kvstore.streams import outgoing
-from tests.support.stores import KV_FORMAT, Store, eventually, key, keys, pages, serving_store
-from twostroke import wire
-from twostroke.errors import FormatMismatch, InvalidRequest, NotFound, Overloaded, TwostrokeError, WorkerLost
+from services.kvstore.__main__ import assembled
+from services.kvstore.settings import KvStoreSettings, StoreSettings
+from tests.support.storecalls import (
+    SEAL,
+    TEN,
+    WRITER,
+    calling,
+    refusal,
+    stream,
+    whole,
+    writing,
+)
+from tests.support.stores import KV_FORMAT, eventually, keys
+from twostroke.errors import FormatMismatch, InvalidRequest, NotFound, Overloaded, WorkerLost
 from twostroke.kv import messages
 from twostroke.kv.filelock import LockedFile
-from twostroke.kv.format import KvFormat
 from twostroke.kv.layout import writer_lock_path
-from twostroke.kv.messages import PIECE_BYTES, WrittenBlock
-from twostroke.rpc.channel import connect
-from twostroke.rpc.status import domain_errors
+from twostroke.kv.messages import WrittenBlock
+from twostroke.rpc.server import ServerSettings
 from twostroke.v1 import kvstore_pb2 as pb
-from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceStub
 
-WRITER = "writer-1"
-TEN = wire.duration_pb(10.0)
-BLOCK = pages(1)[0].tobytes()
-SEAL = xxhash.xxh3_64_intdigest(BLOCK)
-WIDE = dataclasses.replace(KV_FORMAT, head_dim=16_384)  # 2 MiB a block
-
-
-class Caller:
-    """A worker that speaks the contract by hand."""
-
-    def __init__(self, store: Store, stub: KvStoreServiceStub) -> None:
-        self.store = store
-        self.stub = stub
-        self.incarnation = store.node.incarnation
-
-    async def attach(self, kv_format: KvFormat = KV_FORMAT) -> pb.AttachResponse:
-        return await self.stub.Attach(pb.AttachRequest(format=wire.kv_format_pb(kv_format)), timeout=5)
-
-    async def reserve(self, *names: int, writer: str = WRITER, lease_id: str = "") -> pb.ReserveResponse:
-        request = pb.ReserveRequest(
-            incarnation=self.incarnation, writer_id=writer, lease_id=lease_id, lease_duration=TEN, keys=keys(*names)
-        )
-        return await self.stub.Reserve(request, timeout=5)
-
-    async def write(self, *pieces: pb.WriteRequest, lease_id: str = "") -> pb.WriteResponse:
-        first = pb.WriteRequest(incarnation=self.incarnation, lease_id=lease_id, lease_duration=TEN)
-        return await self.stub.Write(stream(first, *pieces), timeout=5)
-
-
-async def stream(*requests: pb.WriteRequest) -> AsyncIterator[pb.WriteRequest]:
-    for request in requests:
-        yield request
-
-
-@asynccontextmanager
-async def calling(folder: Path, **told: object) -> AsyncIterator[Caller]:
-    async with serving_store(folder, **told) as store, connect(store.address) as channel:  # type: ignore[arg-type]
-        yield Caller(store, KvStoreServiceStub(channel))
-
-
-async def refusal(kind: type[TwostrokeError], call: Awaitable[object]) -> TwostrokeError:
-    with pytest.raises(kind) as refused, domain_errors():
-        await call
-    return refused.value
-
-
-def whole(name: int, data: bytes = BLOCK, *, tokens: int = 16) -> pb.WriteRequest:
-    return pb.WriteRequest(key=key(name), data=data, checksum=xxhash.xxh3_64_intdigest(data), tokens=tokens)
+if TYPE_CHECKING:  # a name of the stubs only
+    from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceAsyncStub
 
 
 async def test_a_node_is_empty_until_the_first_worker_says_what_a_block_is(tmp_path: Path) -> None:
@@ -114,7 +74,7 @@ async def test_a_format_that_no_arena_can_hold_is_refused(
         await caller.attach()  # the node is not spoilt by it
 
 
-def calls_with(incarnation: str, stub: KvStoreServiceStub) -> Sequence[Awaitable[object]]:
+def calls_with(incarnation: str, stub: KvStoreServiceAsyncStub) -> Sequence[Awaitable[object]]:
     named = {"incarnation": incarnation}
     first = pb.WriteRequest(lease_duration=TEN, **named)
     return [
@@ -163,14 +123,6 @@ async def test_a_writer_without_a_sign_of_life_gets_neither_slots_nor_a_lease(tm
         assert caller.store.stats.free == 16
 
 
-@asynccontextmanager
-async def writing(folder: Path, **told: object) -> AsyncIterator[Caller]:
-    async with calling(folder, **told) as caller:
-        attached = await caller.attach()
-        with closing(LockedFile(writer_lock_path(Path(attached.arena.path), WRITER))):
-            yield caller
-
-
 async def test_leases_are_bounded_and_the_refusal_says_when_to_come_back(tmp_path: Path) -> None:
     async with writing(tmp_path, max_leases=2) as caller:
         await caller.reserve(1)
@@ -213,112 +165,24 @@ async def test_commit_needs_a_checksum_where_the_node_keeps_them_and_a_sound_tok
             assert list(done.committed) == keys(1)
 
 
-async def test_a_stream_without_a_deadline_is_refused(tmp_path: Path) -> None:
+async def test_what_is_due_ends_and_what_a_dead_writer_had_returns_without_any_call(tmp_path: Path) -> None:
+    told = StoreSettings(arena_bytes=1 << 18, arena_directory=tmp_path, reservation_seconds=0.05, max_lease_seconds=0.1)
+    settings = KvStoreSettings(server=ServerSettings(drain_seconds=1.0), store=told)
+    async with assembled(settings) as (_, node):
+        attached = node.attach(KV_FORMAT, WRITER)
+        blocks = node.blocks(attached.incarnation)
+        book = blocks._store  # read past `Blocks`, which would itself end what is due
+        with closing(LockedFile(writer_lock_path(attached.layout.path, WRITER))):
+            blocks.reserve(blocks.lease("", 60.0), WRITER, keys(1, 2))
+            await eventually(lambda: book.stats().quarantined == 2)
+            await eventually(lambda: book.stats().leases == 0)
+        await eventually(lambda: book.stats().free == attached.layout.slots)
+
+
+async def test_nobody_may_write_in_the_name_of_the_node_itself(tmp_path: Path) -> None:
     async with calling(tmp_path) as caller:
         await caller.attach()
-        named = {"incarnation": caller.incarnation}
-        read = caller.stub.Read(pb.ReadRequest(lease_id="a", **named)).read()
-        write = caller.stub.Write(stream(pb.WriteRequest(lease_duration=TEN, **named)))
-        for call in (read, write):
-            assert (await refusal(InvalidRequest, call)).field == "deadline"
-
-
-def piece(data: bytes = BLOCK, **fields: object) -> pb.WriteRequest:
-    return pb.WriteRequest(data=data, **fields)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("pieces", "field"),
-    [
-        pytest.param([piece()], "key", id="no key"),
-        pytest.param([piece(BLOCK[:9], key=key(1)), whole(2)], "key", id="a block inside a block"),
-        pytest.param([whole(1), piece()], "key", id="after its end"),
-        pytest.param([piece(key=b"short")], "key", id="a short key"),
-        pytest.param([whole(n) for n in range(5)], "key", id="too many blocks"),
-        pytest.param([piece(BLOCK[:9], key=key(1), checksum=SEAL, tokens=16)], "checksum", id="too short"),
-        pytest.param([piece(key=key(1)), piece(BLOCK[:1], checksum=SEAL, tokens=16)], "data", id="too long"),
-        pytest.param([piece(key=key(1), checksum=SEAL + 1, tokens=16)], "checksum", id="a wrong checksum"),
-        pytest.param([piece(key=key(1), checksum=SEAL, tokens=17)], "tokens", id="too many tokens"),
-        pytest.param([piece(bytes(PIECE_BYTES + 1), key=key(1))], "data", id="too large a piece"),
-    ],
-)
-async def test_a_malformed_stream_is_refused_and_leaves_no_slot_and_no_lease(
-    tmp_path: Path, pieces: list[pb.WriteRequest], field: str
-) -> None:
-    async with calling(tmp_path, max_keys=4) as caller:
-        await caller.attach()
-        assert (await refusal(InvalidRequest, caller.write(*pieces))).field == field
-        stats = caller.store.stats
-        assert (stats.reserved, stats.quarantined, stats.leases) == (0, 0, 0)
-
-
-async def test_a_stream_that_ends_inside_a_block_commits_the_blocks_before_it(tmp_path: Path) -> None:
-    async with calling(tmp_path) as caller:
-        await caller.attach()
-        written = await caller.write(whole(1, tokens=5), piece(BLOCK[:9], key=key(2)))
-        assert [(each.key, each.tokens) for each in written.committed] == [(key(1), 5)]
-        assert (caller.store.stats.committed, caller.store.stats.reserved) == (1, 0)
-
-
-async def test_a_writer_that_leaves_inside_a_block_gives_its_slot_and_lease_back(tmp_path: Path) -> None:
-    async with calling(tmp_path) as caller:
-        await caller.attach()
-        call = caller.stub.Write(timeout=5)
-        await call.write(pb.WriteRequest(incarnation=caller.incarnation, lease_duration=TEN))
-        await call.write(piece(BLOCK[:9], key=key(1)))
-        await eventually(lambda: caller.store.stats.reserved == 1)
-        call.cancel()
-        await eventually(lambda: caller.store.stats.free == 16)
-        await eventually(lambda: caller.store.stats.leases == 0)
-
-
-async def test_a_stream_that_finds_no_room_is_read_to_its_end_and_dropped(tmp_path: Path) -> None:
-    async with writing(tmp_path, slots=64) as caller:
-        await caller.reserve(*range(100, 100 + caller.store.stats.slots))
-        written = await caller.write(whole(1), whole(2))
-        assert list(written.committed) == []
-
-
-async def test_a_large_block_is_streamed_in_pieces_of_at_most_one_mebibyte(tmp_path: Path) -> None:
-    async with calling(tmp_path, kv_format=WIDE, slots=2) as caller:
-        await caller.attach(WIDE)
-        row = pages(1, WIDE)[0].tobytes()
-        cuts = [row[at : at + PIECE_BYTES] for at in range(0, len(row), PIECE_BYTES)]
-        sent = [pb.WriteRequest(data=cut) for cut in cuts]
-        sent[0].key, sent[-1].checksum, sent[-1].tokens = key(1), xxhash.xxh3_64_intdigest(row), 16
-        lease = (await caller.write(*sent)).lease_id
-        request = pb.ReadRequest(incarnation=caller.incarnation, lease_id=lease, keys=keys(1))
-        got = [each async for each in caller.stub.Read(request, timeout=5)]
-        assert b"".join(each.data for each in got) == row
-        assert max(len(each.data) for each in got) == PIECE_BYTES
-        assert [each.HasField("checksum") for each in got] == [False] * (len(got) - 1) + [True]
-
-
-async def test_a_stream_ends_with_the_lease_even_inside_a_block(tmp_path: Path) -> None:
-    async with calling(tmp_path, kv_format=WIDE, slots=2) as caller:
-        await caller.attach(WIDE)
-        row = pages(1, WIDE)[0].tobytes()
-        first, last = pb.WriteRequest(key=key(1), data=row[:PIECE_BYTES]), pb.WriteRequest(data=row[PIECE_BYTES:])
-        last.checksum, last.tokens = xxhash.xxh3_64_intdigest(row), 16
-        lease = (await caller.write(first, last)).lease_id
-        pieces = outgoing(caller.store.blocks, lease, keys(1))
-        assert next(pieces).last is None
-        caller.store.clock.now += 10.0
-        assert list(pieces) == []
-
-
-async def test_time_gives_everything_back_without_a_call(tmp_path: Path) -> None:
-    async with writing(tmp_path, reservation_seconds=30.0) as caller:
-        watching = asyncio.create_task(caller.store.node.watch())
-        await caller.reserve(1)
-        caller.store.clock.now += 30.0
-        request = pb.ReserveRequest(
-            incarnation=caller.incarnation, writer_id=WRITER, lease_duration=wire.duration_pb(0.01), keys=keys(2)
-        )
-        await caller.stub.Reserve(request, timeout=5)  # the earliest end so far wakes the watch
-        await eventually(lambda: bool(caller.store.blocks._late))
-        watching.cancel()
-        await asyncio.wait({watching})
+        assert (await refusal(InvalidRequest, caller.reserve(1, writer=caller.incarnation))).field == "writer_id"
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,9 +1,9 @@
-"""The plumbing of every service over real gRPC: the gate, errors on the wire, deadlines, health, bounds, one loop."""
+"""The border of every service over real gRPC: who may pass the gate, and how errors travel."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
+from tests.support.playing import ASK, READY, Playing, Waiting, chunks, played, raised, raising
 from twostroke.errors import (
     DOMAIN,
     Cancelled,
@@ -30,37 +31,9 @@ from twostroke.errors import (
 from twostroke.rpc.channel import connect
 from twostroke.rpc.gate import Gate
 from twostroke.rpc.server import Server, ServerSettings, serving
-from twostroke.rpc.status import DETAILS, domain_errors
+from twostroke.rpc.status import DETAILS
 from twostroke.v1 import kvstore_pb2 as pb
 from twostroke.v1 import kvstore_pb2_grpc, worker_pb2, worker_pb2_grpc
-
-Behaviour = Callable[[Any], Awaitable[Message]]
-READY = ServerSettings(drain_seconds=5.0)
-ASK = pb.GetStoreStatusRequest()
-
-
-class Playing(kvstore_pb2_grpc.KvStoreServiceServicer):
-    """One method of each kind; each does what the test says."""
-
-    full_name = "twostroke.v1.KvStoreService"
-
-    def __init__(self, behave: Behaviour) -> None:
-        self.behave = behave
-
-    def register(self, server: Any) -> None:
-        kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(self, server)
-
-    async def GetStatus(self, request: Any, context: Any) -> Any:
-        return await self.behave(context)
-
-    async def Read(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        yield pb.ReadResponse(index=1)
-        yield await self.behave(context)
-
-    async def Write(self, requests: Any, context: Any) -> Any:
-        async for _ in requests:
-            pass
-        return await self.behave(context)
 
 
 class Informing(worker_pb2_grpc.WorkerServiceServicer):
@@ -73,49 +46,6 @@ class Informing(worker_pb2_grpc.WorkerServiceServicer):
 
     async def GetInfo(self, request: Any, context: Any) -> Any:
         return worker_pb2.GetInfoResponse()
-
-
-@asynccontextmanager
-async def played(behave: Behaviour, settings: ServerSettings = READY) -> AsyncIterator[tuple[Server, Any]]:
-    async with serving(settings, Playing(behave)) as server, connect(server.address) as channel:
-        yield server, kvstore_pb2_grpc.KvStoreServiceStub(channel)
-
-
-async def answer(_: Any) -> Message:
-    return pb.GetStoreStatusResponse(slots=7)
-
-
-def raising(error: Exception) -> Behaviour:
-    async def behave(_: Any) -> Message:
-        raise error
-
-    return behave
-
-
-class Waiting:
-    """A call that says when it is in, and stays until it is let go."""
-
-    def __init__(self) -> None:
-        self.inside, self.let_go, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def __call__(self, _: Any) -> Message:
-        self.inside.set()
-        try:
-            await self.let_go.wait()
-        finally:
-            self.left.set()
-        return pb.GetStoreStatusResponse(slots=7)
-
-
-async def raised(call: Awaitable[object]) -> TwostrokeError:
-    with pytest.raises(TwostrokeError) as caught, domain_errors():
-        await call
-    return caught.value
-
-
-async def chunks(*requests: Message) -> AsyncIterator[Message]:
-    for request in requests:
-        yield request
 
 
 # The gate

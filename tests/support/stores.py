@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from services.kvstore.blocks import Blocks
 from services.kvstore.node import Node
 from services.kvstore.service import KvStoreService
 from services.kvstore.settings import StoreSettings
+from twostroke.kv.blocks import BlockStoreClient, TransportChoice
 from twostroke.kv.format import KvFormat
 from twostroke.kv.store import StoreStats
+from twostroke.kv.transport.shm import SharedMemoryTransport
 from twostroke.rpc.server import ServerSettings, serving
 
 KV_FORMAT = KvFormat(
@@ -62,7 +65,20 @@ class Store:
     def stats(self) -> StoreStats:
         return self.node.stats()
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is reserved, in quarantine or leased."""
+        stats = self.stats
+        return (stats.reserved, stats.quarantined, stats.leases) == (0, 0, 0)
+
+    @property
+    def own_files(self) -> list[str]:
+        """The arena, and the lock of the node as the writer of streamed blocks."""
+        arena = f"twostroke-{self.node.incarnation}.arena"
+        return [arena, f"{arena}.writer.{self.node.incarnation}"]
+
     def files(self) -> list[str]:
+        """What lies in the arena's directory."""
         return sorted(path.name for path in self.directory.iterdir())
 
 
@@ -98,3 +114,35 @@ async def eventually(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_SECONDS):
         while not holds():
             await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def worker(
+    store: Store, rows: npt.NDArray[np.uint8], transport: TransportChoice = TransportChoice.SHARED_MEMORY
+) -> AsyncIterator[BlockStoreClient]:
+    """A worker's client of the store."""
+    async with BlockStoreClient.opened(store.address, KV_FORMAT, rows, transport=transport) as client:
+        yield client
+
+
+def named(*names: int, tokens: int = 16) -> list[tuple[bytes, int]]:
+    """Blocks to be written."""
+    return [(key(name), tokens) for name in names]
+
+
+def shared_memory(client: BlockStoreClient) -> SharedMemoryTransport:
+    """The client's transport, which must be shared memory."""
+    transport = client._transport
+    assert isinstance(transport, SharedMemoryTransport)
+    return transport
+
+
+@contextmanager
+def copies_held(client: BlockStoreClient) -> Iterator[threading.Event]:
+    """Nothing is copied before the event is set, or the block is left."""
+    go = threading.Event()
+    shared_memory(client)._thread.submit(go.wait, WAIT_SECONDS)
+    try:
+        yield go
+    finally:
+        go.set()

@@ -63,7 +63,8 @@ async def test_each_verb_puts_data_on_standard_output(cluster: Launched) -> None
     assert status == 0
     assert "prompt 9 tokens (0 cached), answer" in err
     assert "seed 3" in err
-    assert await run("generate", "-", "--max-tokens", "8", "--address", grpc, told="Once upon") >= (0, out)
+    status, again, _ = await run("generate", "-", "--max-tokens", "8", "--address", grpc, told="Once upon")
+    assert (status, again) == (0, out)
 
     over_grpc = await run("chat", QUESTION, "--max-tokens", "8", "--address", grpc)
     over_http = await run("chat", QUESTION, "--max-tokens", "8", "--address", http)
@@ -93,10 +94,10 @@ async def test_a_conversation_goes_on_until_the_user_leaves(cluster: Launched) -
 
 async def test_ctrl_c_stops_the_answer_and_not_the_conversation(cluster: Launched) -> None:
     _, grpc = doors(cluster)
-    chat = await start("chat", "--max-tokens", "1900", "--temperature", "1", "--address", grpc)
+    chat = await start("chat", "--address", grpc)
     assert chat.stdin is not None
     assert chat.stdout is not None
-    chat.stdin.write(b"Talk without end\n")
+    chat.stdin.write(f"{QUESTION}\n".encode())  # to which the tiny model has much to say
     async with asyncio.timeout(SECONDS):
         await chat.stdout.readexactly(len("> ") + 1)  # the prompt, and the start of the answer
         chat.send_signal(signal.SIGINT)

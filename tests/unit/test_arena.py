@@ -139,7 +139,10 @@ def test_too_little_room_is_refused_at_once_with_a_cure_and_leaves_nothing(tmp_p
 
 
 def test_a_directory_that_is_missing_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match=r"--arena-directory .*is no directory"), open_arena(tmp_path / "x", "a", 1):
+    with (
+        pytest.raises(InvalidSetting, match=r"--arena-directory .*is no directory"),
+        open_arena(tmp_path / "x", "a", 1),
+    ):
         pass
 
 

@@ -88,8 +88,8 @@ def progress(now: list[float] | None = None) -> tuple[Progress, io.StringIO, io.
 
 def test_the_ready_line_comes_once_and_says_where_and_how() -> None:
     user, out, notes = progress()
-    user.ready(SITE, "f16", {"model": "tiny"})
-    user.ready(SITE, "f16", {"model": "tiny"})
+    user.ready(SITE, "f16")
+    user.ready(SITE, "f16")
     lines = out.getvalue().splitlines()
     assert [line for line in lines if line.startswith("ready")] == [
         "ready http://127.0.0.1:1 (tiny, weights f16, 1 prefill, 1 decode, gRPC 127.0.0.1:2, 0.0 s)"
@@ -98,15 +98,34 @@ def test_the_ready_line_comes_once_and_says_where_and_how() -> None:
     assert notes.getvalue() == "twostroke: ready again\n"
 
 
-def test_news_is_shown_until_ready_and_trouble_at_any_time() -> None:
+def test_each_child_that_serves_is_a_line_trouble_another_and_the_rest_stays_in_the_log() -> None:
     user, _, notes = progress()
     user.line("decode-1", Line("model ready", "info", {}))
-    user.ready(SITE, "f16", {})
+    user.line("decode-1", Line("serving", "info", {"address": "127.0.0.1:5"}))
+    user.ready(SITE, "f16")
     user.line("decode-1", Line("draining", "info", {}))
     user.line("decode-1", Line("store lookup failed", "warning", {"reason": "UNAVAILABLE"}))
     assert notes.getvalue().splitlines() == [
-        "twostroke: decode-1: model ready",
+        "twostroke: decode-1 serves at 127.0.0.1:5 (0.0 s)",
         "twostroke: decode-1: warning: store lookup failed (reason UNAVAILABLE)",
+    ]
+
+
+def test_a_long_start_says_what_it_waits_for() -> None:
+    now = [0.0]
+    user, _, notes = progress(now)
+    user.starting(["prefill-1", "router"], SITE, Path("/logs"))
+    user.line("router", Line("not ready", "info", {"reason": "no decode worker is available"}))
+    user.line("router", Line("serving", "info", {"address": "127.0.0.1:2"}))
+    now[0] = 10.0
+    user.waiting()
+    user.line("prefill-1", Line("serving", "info", {"address": "127.0.0.1:4"}))
+    now[0] = 20.0
+    user.waiting()
+    assert [line for line in notes.getvalue().splitlines() if "serves" not in line] == [
+        "twostroke: starting 2 processes for tiny; logs in /logs",
+        "twostroke: waiting for prefill-1 (10 s)",
+        "twostroke: waiting for the router: no decode worker is available (20 s)",
     ]
 
 
@@ -129,7 +148,7 @@ class ClosedTerminal(io.StringIO):
 def test_a_closed_terminal_does_not_end_the_cluster() -> None:
     user = Progress(ClosedTerminal(), ClosedTerminal())
     user.note("hello")
-    user.ready(SITE, "f16", {})
+    user.ready(SITE, "f16")
 
 
 def test_children_get_our_environment_without_our_settings() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from twostroke.client import Client
-from twostroke.errors import TwostrokeError, Unavailable, by_reason
+from twostroke.errors import Internal, TwostrokeError, Unavailable, by_reason
 from twostroke.launcher.refusal import Refusal
 from twostroke.types import Delta, Message
 
@@ -114,5 +114,5 @@ def texts_of(raw: bytes) -> list[str]:
 def error_of(body: Any) -> TwostrokeError:
     """The error in a body of OpenAI's shape, as the class that has its reason."""
     told: Mapping[str, Any] = body.get("error", {}) if isinstance(body, Mapping) else {}
-    kind = by_reason().get(str(told.get("code")), Unavailable)
+    kind = by_reason().get(str(told.get("code")).upper(), Internal)
     return kind(str(told.get("message", "an answer that is not of this API")), field=told.get("param"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -27,9 +28,8 @@ def run(argv: Sequence[str]) -> int:
         show("\n".join(shlex.join(["python", *spec.command]) for spec in specs))
         return 0
     logs = state_directory(options, site)
-    progress = Progress(sys.stdout, sys.stderr)
-    progress.note(f"starting {len(specs)} processes for {site.model.name}; logs in {logs}")
-    supervisor = Supervisor(options, site, logs, progress)
+    command = "twostroke" if shutil.which("twostroke") else f"{sys.executable} -m twostroke"
+    supervisor = Supervisor(options, site, logs, Progress(sys.stdout, sys.stderr, command=command))
     try:
         return asyncio.run(supervisor.run(specs, child_environment(os.environ, options.threads)))
     except GaveUp as failure:

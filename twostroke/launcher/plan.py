@@ -55,6 +55,11 @@ class Site:
     router: Place
     http_listen: str
 
+    @property
+    def model_name(self) -> str:
+        """What the model is called, to people and in requests."""
+        return self.name or self.model.name.removesuffix(".gguf")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:

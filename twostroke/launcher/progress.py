@@ -1,17 +1,19 @@
-"""What the user of `twostroke up` reads: a line where something happens, and one that says ready."""
+"""What the user of `twostroke up` reads: a line for each process that serves, any trouble, and one that says ready."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TextIO
 
 from twostroke.launcher.journal import Line
 from twostroke.launcher.plan import Site
 
 TROUBLES_SHOWN = 20  # of one child in TROUBLES_SECONDS; the rest is in its log file
 TROUBLES_SECONDS = 10.0
+QUESTION = '[{"role": "user", "content": "What is the capital of France?"}]'
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # where to go when a door is open on every interface
 
 
@@ -19,48 +21,65 @@ class Progress:
     """Writes progress to `notes` and the ready line to `out`.
 
     Args:
+        command: how the user calls `twostroke`.
         clock: seconds that never run backwards.
     """
 
-    def __init__(self, out: TextIO, notes: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, out: TextIO, notes: TextIO, *, command: str = "twostroke", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._out = out
+        self._command = command
         self._notes = notes
         self._clock = clock
         self._started = clock()
         self._shown: dict[str, tuple[float, int]] = {}  # child -> start of its window, troubles shown in it
-        self._ready = False
+        self._awaited: list[str] = []  # children that do not serve yet
+        self._hindrance = ""  # why the router is not ready, in its words
+        self.is_ready = False
 
     def note(self, text: str) -> None:
         """One line of progress."""
         _write(self._notes, f"twostroke: {text}\n")
 
+    def starting(self, children: Iterable[str], site: Site, logs: Path) -> None:
+        """Say what is being started."""
+        self._awaited = list(children)
+        self.note(f"starting {len(self._awaited)} processes for {site.model_name}; logs in {logs}")
+
     def line(self, child: str, line: Line) -> None:
-        """Pass on what a child says: everything of note while loading, trouble at any time."""
+        """Pass on what matters of what a child says; all of it is in the child's log."""
         if line.is_trouble:
             if self._may_show(child):
                 self.note(f"{child}: {line.level}: {line}")
         elif line.event == "serving":
+            self._awaited = [name for name in self._awaited if name != child]
             self.note(f"{child} serves at {line.fields.get('address')} ({self._seconds():.1f} s)")
-        elif line.level == "info" and not self._ready:
-            self.note(f"{child}: {line.event}")
+        elif line.event == "not ready":
+            self._hindrance = str(line.fields.get("reason", ""))
 
-    def ready(self, site: Site, weights: str, fields: Mapping[str, Any]) -> None:
+    def waiting(self) -> None:
+        """Say what a long start is waiting for."""
+        awaited = ", ".join(self._awaited) or f"the router: {self._hindrance}"
+        self.note(f"waiting for {awaited} ({self._seconds():.0f} s)")
+
+    def ready(self, site: Site, weights: str) -> None:
         """Say where the cluster is, and how to ask it something; later on, only that it is back."""
-        if self._ready:
+        if self.is_ready:
             self.note("ready again")
             return
-        self._ready = True
-        about = f"{fields.get('model', site.model.name)}, weights {weights}"
+        self.is_ready = True
+        about = f"{site.model_name}, weights {weights}"
         workers = f"{len(site.prefill)} prefill, {len(site.decode)} decode"
         http, grpc = reachable(site.http_listen), reachable(site.router.reach)
         _write(
             self._out,
             f"ready http://{http} ({about}, {workers}, gRPC {grpc}, {self._seconds():.1f} s)\n"
             f"  curl http://{http}/v1/chat/completions -H 'content-type: application/json' \\\n"
-            '    -d \'{"messages": [{"role": "user", "content": "What is the capital of France?"}]}\'\n'
-            f'  openai.OpenAI(base_url="http://{http}/v1", api_key="none").chat.completions.create(\n'
-            '    model="default", messages=[{"role": "user", "content": "What is the capital of France?"}])\n'
-            f"  twostroke chat --address {grpc}\n",
+            f'    -d \'{{"temperature": 0, "messages": {QUESTION}}}\'\n'
+            f'  client = openai.OpenAI(base_url="http://{http}/v1", api_key="none")\n'
+            f'  client.chat.completions.create(model="default", temperature=0, messages={QUESTION})\n'
+            f"  {self._command} chat --address {grpc}\n",
         )
 
     def _seconds(self) -> float:

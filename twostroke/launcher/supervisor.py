@@ -18,6 +18,7 @@ from twostroke.settings import PREFIX
 # A process that is draining may take its full time, then ends its calls and flushes its traces.
 MARGIN_SECONDS = 8.0
 KILLED_STATUS = 130
+WAITING_SECONDS = 10.0  # between two lines about a start that takes its time
 # The doors close first, so that open answers can finish with everything they need still there.
 STOP_ORDER = ((Role.ROUTER,), (Role.PREFILL, Role.DECODE), (Role.KVSTORE,))
 
@@ -59,11 +60,23 @@ class Supervisor:
             async with asyncio.TaskGroup() as tasks:
                 for child in self._children:
                     tasks.create_task(self._keep(child, environ), name=child.spec.name)
-                await self._stopping.wait()
+                await self._until_stopping()
                 clean = await self._take_apart()
         if self._failure is not None:
             raise self._failure
         return 0 if clean else KILLED_STATUS
+
+    async def _until_stopping(self) -> None:
+        self._progress.starting([child.spec.name for child in self._children], self._site, self._logs)
+        while not self._progress.is_ready:
+            try:
+                async with asyncio.timeout(WAITING_SECONDS):
+                    await self._stopping.wait()
+                    return
+            except TimeoutError:
+                if not self._progress.is_ready:
+                    self._progress.waiting()
+        await self._stopping.wait()
 
     async def _keep(self, child: Child, environ: Mapping[str, str]) -> None:
         try:
@@ -86,7 +99,7 @@ class Supervisor:
         if self._stopping.is_set() and not line.is_trouble:
             return
         if child.spec.role is Role.ROUTER and line.event == "ready":
-            self._progress.ready(self._site, self._options.weights, line.fields)
+            self._progress.ready(self._site, self._options.weights)
         else:
             self._progress.line(child.spec.name, line)
 

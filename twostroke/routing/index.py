@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 
 class PrefixIndex:
@@ -19,9 +19,9 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def record(self, worker: str, keys: Iterable[bytes]) -> None:
-        """Expect these blocks at a worker."""
-        for key in keys:
+    def record(self, worker: str, keys: Sequence[bytes]) -> None:
+        """Expect these blocks, in prompt order, at a worker."""
+        for key in reversed(keys):  # prompts are forgotten from their ends: without its first block the rest is no use
             self._holders.setdefault(key, set()).add(worker)
             self._holders.move_to_end(key)
         while len(self._holders) > self._max_keys:
