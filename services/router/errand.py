@@ -51,6 +51,8 @@ class Errand:
         self._account = account
         self._deadline = deadline if deadline is not None else asyncio.get_running_loop().time() + NO_DEADLINE_SECONDS
         self._avoid: set[str] = set()  # incarnations that failed this request
+        self._renewing = asyncio.Lock()
+        self._renewed: tuple[Ticket | None, Ticket | None] | None = None  # a ticket, and the one in its place
 
     @property
     def request_id(self) -> str:
@@ -179,9 +181,8 @@ class Errand:
             except BlocksMissing as error:
                 missing += 1
                 self._metrics.retried(error.reason)
-                ticket = None  # the second time decode computes all of it
-                if missing == 1:
-                    ticket = await self._prefill_somewhere(member, 0, tenure, span, again=True)
+                # The second time decode computes all of it.
+                ticket = await self._prefill_again(ticket, member, tenure, span) if missing == 1 else None
             except _ANOTHER_WORKER as error:
                 lost += 1
                 self._note_failure(member, error)
@@ -192,6 +193,13 @@ class Errand:
                 member = await self._placer.place(Role.DECODE, self._prompt, stored, self._avoid, span)
             else:
                 return
+
+    async def _prefill_again(self, stale: Ticket | None, decode: Member, tenure: Tenure, span: Span) -> Ticket | None:
+        """A new ticket, once for all choices that miss the blocks of the same old one."""
+        async with self._renewing:
+            if self._renewed is None or self._renewed[0] is not stale:
+                self._renewed = stale, await self._prefill_somewhere(decode, 0, tenure, span, again=True)
+            return self._renewed[1]
 
     async def _decode(self, choice: Choice, member: Member, ticket: Ticket | None, tenure: Tenure, span: Span) -> None:
         order = DecodeOrder(

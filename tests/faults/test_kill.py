@@ -1,4 +1,4 @@
-"""Any process may be killed at any moment: no token is lost or doubled, usage is counted once, everything comes back."""
+"""Any process may be killed at any moment: no token is lost or doubled, usage is counted once, all comes back."""
 
 from __future__ import annotations
 

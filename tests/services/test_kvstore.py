@@ -172,6 +172,8 @@ async def test_what_is_due_ends_and_what_a_dead_writer_had_returns_without_any_c
         attached = node.attach(KV_FORMAT, WRITER)
         blocks = node.blocks(attached.incarnation)
         book = blocks._store  # read past `Blocks`, which would itself end what is due
+        blocks.lease("", 0.01)
+        await eventually(lambda: book.stats().leases == 0)  # from here on nothing is due, until a call changes that
         with closing(LockedFile(writer_lock_path(attached.layout.path, WRITER))):
             blocks.reserve(blocks.lease("", 60.0), WRITER, keys(1, 2))
             await eventually(lambda: book.stats().quarantined == 2)

@@ -20,7 +20,7 @@ from tests.support.stores import (
     serving_store,
     worker,
 )
-from twostroke.errors import DeadlineExceeded, NotFound, Unavailable, WorkerLost
+from twostroke.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable, WorkerLost
 from twostroke.kv.blocks import BlockStoreClient, TransportChoice
 from twostroke.kv.client import KvStoreClient
 from twostroke.kv.transport.calls import StoreCalls
@@ -178,6 +178,7 @@ async def test_a_call_whose_time_is_up_ends_by_type_and_the_client_goes_on(
     tmp_path: Path, transport: TransportChoice
 ) -> None:
     async with serving_store(tmp_path) as store, worker(store, pages(1), transport) as client:
+        node = await client.attached()
         past = asyncio.get_running_loop().time() - 1.0
         for call in (
             client.lookup(keys(1), deadline=past),
@@ -188,3 +189,15 @@ async def test_a_call_whose_time_is_up_ends_by_type_and_the_client_goes_on(
                 await call
         assert len((await client.write_blocks(None, named(1), [0])).refs) == 1
         assert (store.stats.reserved, store.stats.leases) == (0, 1)
+        if transport is TransportChoice.SHARED_MEMORY:  # the node might have taken the call: another name from now on
+            assert (await client.attached()).writer_id != node.writer_id
+
+
+@both
+async def test_a_write_that_is_refused_after_its_copy_gives_its_slots_back(
+    tmp_path: Path, transport: TransportChoice
+) -> None:
+    async with serving_store(tmp_path) as store, worker(store, pages(2), transport) as client:
+        with pytest.raises(InvalidRequest):
+            await client.write_blocks(None, named(1, 2, tokens=17), [0, 1])
+        assert (store.stats.free, store.stats.reserved) == (16, 0)

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
-from tests.support.playing import ASK, READY, Playing, Waiting, chunks, played, raised, raising
+from tests.support.playing import ASK, READY, Behaviour, Playing, Waiting, chunks, played, raised, raising
 from twostroke.errors import (
     DOMAIN,
     Cancelled,
@@ -118,7 +118,7 @@ async def test_a_drain_refuses_new_calls_and_waits_for_open_ones() -> None:
 @pytest.mark.parametrize("kind", ["unary", "stream"])
 async def test_a_call_that_outlasts_the_drain_ends_with_a_typed_error(kind: str) -> None:
     waiting = Waiting()
-    async with connect_after_drain(waiting) as (stub, told):
+    async with impatient(waiting) as (stub, told):
         call = stub.GetStatus(ASK, timeout=10) if kind == "unary" else stub.Read(pb.ReadRequest(), timeout=10)
         if kind == "stream":
             assert (await call.read()).index == 1
@@ -131,7 +131,7 @@ async def test_a_call_that_outlasts_the_drain_ends_with_a_typed_error(kind: str)
 
 
 @asynccontextmanager
-async def connect_after_drain(behave: Behaviour) -> AsyncIterator[tuple[Any, asyncio.Event]]:
+async def impatient(behave: Behaviour) -> AsyncIterator[tuple[Any, asyncio.Event]]:
     """A server without patience, stopped when told; its channel outlives it."""
     started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     told = asyncio.Event()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from tests.support.alone import Alone, Told
 from twostroke.client import Client
 from twostroke.types import ChoiceFinished, Delta, FinishReason, SamplingParams, StopConditions, Token, Usage
+
+SECONDS = 60.0  # for one answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class Answering:
         """Tokens of the choice that is least far."""
         return min(len(tokens) for tokens in self.tokens)
 
-    async def asked(self, client: Client, *, request_id: str | None = None, timeout: float = 60.0) -> Routed:
+    async def asked(self, client: Client, *, request_id: str | None = None) -> Routed:
         """Ask the router behind `client`; no message may be missing or come twice."""
         question, usage = self.question, Usage(prompt_tokens=0)
         events = client.generate(
@@ -67,10 +69,9 @@ class Answering:
             ignore_eos=question.stops.ignore_eos,
             stop=question.stop_strings,
             n=question.n,
-            temperature=question.sampling.temperature,
-            seed=question.sampling.seed,
             request_id=request_id,
-            timeout=timeout,
+            timeout=SECONDS,
+            **{each.name: getattr(question.sampling, each.name) for each in fields(SamplingParams)},
         )
         async with aclosing(events):
             async for event in events:

@@ -12,7 +12,8 @@ import pytest
 from tests.support.alone import Alone, Told
 from tests.support.cluster import Cluster, Shape, started, tiny_model
 from tests.support.pairwise import all_pairs
-from twostroke.types import ChoiceFinished, Delta, SamplingParams, StopConditions
+from tests.support.routed import Answering, Question
+from twostroke.types import SamplingParams, StopConditions
 
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 500, 3_000)
 CHUNKS = (16, 64, None)
@@ -39,34 +40,8 @@ async def through_cluster(
     stop_strings: Sequence[str] = (),
 ) -> list[Told]:
     """The same question, asked of the router."""
-    texts, tokens, finishes = [""] * n, [[] for _ in range(n)], [None] * n
-    events = cluster.client.generate(
-        prompt,
-        max_tokens=stops.max_tokens,
-        min_tokens=stops.min_tokens,
-        stop_token_ids=sorted(stops.stop_token_ids),
-        ignore_eos=stops.ignore_eos,
-        stop=stop_strings,
-        n=n,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        logit_bias=sampling.logit_bias,
-        seed=sampling.seed,
-        logprobs=sampling.logprobs,
-    )
-    async for event in events:
-        match event:
-            case Delta():
-                texts[event.choice] += event.text
-                tokens[event.choice] += event.tokens
-            case ChoiceFinished():
-                finishes[event.choice] = event.reason
-    return [Told(tuple(t), text, finish) for t, text, finish in zip(tokens, texts, finishes, strict=True)]
+    question = Question(prompt=tuple(prompt), sampling=sampling, stops=stops, n=n, stop_strings=tuple(stop_strings))
+    return (await Answering(question).asked(cluster.client)).choices
 
 
 def assert_same(told: list[Told], truth: list[Told], case: object) -> None:

@@ -71,9 +71,14 @@ def test_every_other_end_is_recorded_once_with_what_was_used(
     tmp_path: Path, error: BaseException, outcome: str
 ) -> None:
     path, metrics = tmp_path / "usage.jsonl", Metrics()
-    with Ledger.opened(path, metrics) as ledger, pytest.raises(type(error)), ledger.account(request()) as account:
-        used(account)
-        raise error
+
+    def end(ledger: Ledger) -> None:
+        with ledger.account(request()) as account:
+            used(account)
+            raise error
+
+    with Ledger.opened(path, metrics) as ledger, pytest.raises(type(error)):
+        end(ledger)
     (record,) = records(path)
     assert (record["outcome"], record["prompt_tokens"], record["completion_tokens"]) == (outcome, 40, 6)
     assert f'twostroke_requests_total{{outcome="{outcome}"}} 1.0' in metrics.render().decode()

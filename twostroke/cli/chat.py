@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 
 from twostroke.cli.doors import DEFAULT_ADDRESS, Door, Manner, opened
 from twostroke.cli.terminal import complain, note, show
@@ -30,15 +30,15 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one answer")
     told = parser.parse_known(argv)
     with asyncio.Runner() as runner:
-        door = opened(told.address)
-        conversation = Conversation(runner.run(door.__aenter__()), told)
+        doors = AsyncExitStack()
+        conversation = Conversation(runner.run(doors.enter_async_context(opened(told.address))), told)
         try:
             if told.question is not None:
                 runner.run(conversation.ask(told.question))
             else:
                 converse(lambda question: runner.run(conversation.ask(question)))
         finally:
-            runner.run(door.__aexit__(None, None, None))
+            runner.run(doors.aclose())
     return 0
 
 
@@ -76,7 +76,7 @@ class Conversation:
         messages = [*self.messages, Message(role="user", content=question)]
         pieces: list[str] = []
         try:
-            async with aclosing(self._door.answer(messages, self._manner)) as texts:  # type: ignore[type-var]
+            async with aclosing(self._door.answer(messages, self._manner)) as texts:
                 async for text in texts:
                     pieces.append(text)
                     show(text, end="")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,8 +33,8 @@ class Manner:
 class Door(Protocol):
     """Answers a conversation."""
 
-    def answer(self, messages: Sequence[Message], manner: Manner) -> AsyncIterator[str]:
-        """Text as it is made; leaving the iterator stops the work. Raises TwostrokeError."""
+    def answer(self, messages: Sequence[Message], manner: Manner) -> AsyncGenerator[str, None]:
+        """Text as it is made; closing the generator stops the work. Raises TwostrokeError."""
 
 
 @asynccontextmanager
@@ -61,7 +61,7 @@ class GrpcDoor:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def answer(self, messages: Sequence[Message], manner: Manner) -> AsyncIterator[str]:
+    async def answer(self, messages: Sequence[Message], manner: Manner) -> AsyncGenerator[str, None]:
         """Text as it is made."""
         events = self._client.generate(
             tuple(messages), max_tokens=manner.max_tokens, temperature=manner.temperature, timeout=manner.seconds
@@ -78,7 +78,7 @@ class HttpDoor:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def answer(self, messages: Sequence[Message], manner: Manner) -> AsyncIterator[str]:
+    async def answer(self, messages: Sequence[Message], manner: Manner) -> AsyncGenerator[str, None]:
         """Text as it is made."""
         import aiohttp
 

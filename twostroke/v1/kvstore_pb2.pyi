@@ -581,7 +581,6 @@ class WriteRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
-    WRITER_ID_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
@@ -589,7 +588,6 @@ class WriteRequest(_message.Message):
     incarnation: _builtins.str
     """In the first message only."""
     lease_id: _builtins.str
-    writer_id: _builtins.str
     key: _builtins.bytes
     """In a block's first piece."""
     data: _builtins.bytes
@@ -604,7 +602,6 @@ class WriteRequest(_message.Message):
         incarnation: _builtins.str = ...,
         lease_id: _builtins.str = ...,
         lease_duration: _duration_pb2.Duration | None = ...,
-        writer_id: _builtins.str = ...,
         key: _builtins.bytes = ...,
         data: _builtins.bytes = ...,
         checksum: _builtins.int | None = ...,
@@ -612,7 +609,7 @@ class WriteRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "data", b"data", "incarnation", b"incarnation", "key", b"key", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "tokens", b"tokens", "writer_id", b"writer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "data", b"data", "incarnation", b"incarnation", "key", b"key", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
     _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015

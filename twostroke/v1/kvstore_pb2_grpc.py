@@ -126,7 +126,8 @@ class KvStoreServiceServicer:
         """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing can be
         evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer.
 
-        Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; WORKER_LOST.
+        Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
+        OVERLOADED, no more leases or blocks under this one; WORKER_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,7 +155,7 @@ class KvStoreServiceServicer:
     def Acquire(self, request, context):
         """Leases the longest held prefix of the keys and says where it lies.
 
-        Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; WORKER_LOST.
+        Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,7 +179,7 @@ class KvStoreServiceServicer:
         """Streams the bytes of leased blocks, for readers that cannot map the arena: pieces of at most 1 MiB, in order, each
         block's last piece with its checksum. A block that is no longer held ends the stream early: a miss, not an error.
 
-        Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; WORKER_LOST.
+        Errors: INVALID_REQUEST, also for a call without a deadline; NOT_FOUND, the lease has ended; WORKER_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -188,7 +189,8 @@ class KvStoreServiceServicer:
         """Takes the bytes of blocks, for writers that cannot map the arena, and commits each when its last piece has come and
         its checksum holds. Blocks that find no slot are read and dropped.
 
-        Errors: INVALID_REQUEST, pieces out of order, over 1 MiB or beyond a block's size, or a wrong checksum; WORKER_LOST.
+        Errors: INVALID_REQUEST, pieces out of order, over 1 MiB or beyond a block's size, a wrong checksum, a stream that
+        ends inside a block, or no deadline; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

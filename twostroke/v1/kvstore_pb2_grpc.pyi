@@ -52,7 +52,8 @@ class KvStoreServiceStub:
     """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing can be
     evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer.
 
-    Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; WORKER_LOST.
+    Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
+    OVERLOADED, no more leases or blocks under this one; WORKER_LOST.
     """
     Commit: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.CommitRequest, _kvstore_pb2.CommitResponse]
     """Makes written blocks visible, under the lease. Idempotent. A block whose reservation has expired is not committed
@@ -68,7 +69,7 @@ class KvStoreServiceStub:
     Acquire: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.AcquireRequest, _kvstore_pb2.AcquireResponse]
     """Leases the longest held prefix of the keys and says where it lies.
 
-    Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; WORKER_LOST.
+    Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
     """
     Renew: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.RenewRequest, _kvstore_pb2.RenewResponse]
     """Prolongs leases; answers those that are still alive. Errors: INVALID_REQUEST; WORKER_LOST."""
@@ -78,13 +79,14 @@ class KvStoreServiceStub:
     """Streams the bytes of leased blocks, for readers that cannot map the arena: pieces of at most 1 MiB, in order, each
     block's last piece with its checksum. A block that is no longer held ends the stream early: a miss, not an error.
 
-    Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; WORKER_LOST.
+    Errors: INVALID_REQUEST, also for a call without a deadline; NOT_FOUND, the lease has ended; WORKER_LOST.
     """
     Write: _grpc.StreamUnaryMultiCallable[_kvstore_pb2.WriteRequest, _kvstore_pb2.WriteResponse]
     """Takes the bytes of blocks, for writers that cannot map the arena, and commits each when its last piece has come and
     its checksum holds. Blocks that find no slot are read and dropped.
 
-    Errors: INVALID_REQUEST, pieces out of order, over 1 MiB or beyond a block's size, or a wrong checksum; WORKER_LOST.
+    Errors: INVALID_REQUEST, pieces out of order, over 1 MiB or beyond a block's size, a wrong checksum, a stream that
+    ends inside a block, or no deadline; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.GetStoreStatusRequest, _kvstore_pb2.GetStoreStatusResponse]
     """Says how full the node is. Errors: none beyond the common ones."""
@@ -113,7 +115,8 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing can be
     evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer.
 
-    Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; WORKER_LOST.
+    Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
+    OVERLOADED, no more leases or blocks under this one; WORKER_LOST.
     """
     Commit: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.CommitRequest, _kvstore_pb2.CommitResponse]  # type: ignore[assignment]
     """Makes written blocks visible, under the lease. Idempotent. A block whose reservation has expired is not committed
@@ -129,7 +132,7 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     Acquire: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.AcquireRequest, _kvstore_pb2.AcquireResponse]  # type: ignore[assignment]
     """Leases the longest held prefix of the keys and says where it lies.
 
-    Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; WORKER_LOST.
+    Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
     """
     Renew: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.RenewRequest, _kvstore_pb2.RenewResponse]  # type: ignore[assignment]
     """Prolongs leases; answers those that are still alive. Errors: INVALID_REQUEST; WORKER_LOST."""
@@ -139,13 +142,14 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     """Streams the bytes of leased blocks, for readers that cannot map the arena: pieces of at most 1 MiB, in order, each
     block's last piece with its checksum. A block that is no longer held ends the stream early: a miss, not an error.
 
-    Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; WORKER_LOST.
+    Errors: INVALID_REQUEST, also for a call without a deadline; NOT_FOUND, the lease has ended; WORKER_LOST.
     """
     Write: _aio.StreamUnaryMultiCallable[_kvstore_pb2.WriteRequest, _kvstore_pb2.WriteResponse]  # type: ignore[assignment]
     """Takes the bytes of blocks, for writers that cannot map the arena, and commits each when its last piece has come and
     its checksum holds. Blocks that find no slot are read and dropped.
 
-    Errors: INVALID_REQUEST, pieces out of order, over 1 MiB or beyond a block's size, or a wrong checksum; WORKER_LOST.
+    Errors: INVALID_REQUEST, pieces out of order, over 1 MiB or beyond a block's size, a wrong checksum, a stream that
+    ends inside a block, or no deadline; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.GetStoreStatusRequest, _kvstore_pb2.GetStoreStatusResponse]  # type: ignore[assignment]
     """Says how full the node is. Errors: none beyond the common ones."""
@@ -189,7 +193,8 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing can be
         evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer.
 
-        Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; WORKER_LOST.
+        Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
+        OVERLOADED, no more leases or blocks under this one; WORKER_LOST.
         """
 
     @_abc_1.abstractmethod
@@ -223,7 +228,7 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_kvstore_pb2.AcquireResponse, _abc.Awaitable[_kvstore_pb2.AcquireResponse]]:
         """Leases the longest held prefix of the keys and says where it lies.
 
-        Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; WORKER_LOST.
+        Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
         """
 
     @_abc_1.abstractmethod
@@ -251,7 +256,7 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         """Streams the bytes of leased blocks, for readers that cannot map the arena: pieces of at most 1 MiB, in order, each
         block's last piece with its checksum. A block that is no longer held ends the stream early: a miss, not an error.
 
-        Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; WORKER_LOST.
+        Errors: INVALID_REQUEST, also for a call without a deadline; NOT_FOUND, the lease has ended; WORKER_LOST.
         """
 
     @_abc_1.abstractmethod
@@ -263,7 +268,8 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes the bytes of blocks, for writers that cannot map the arena, and commits each when its last piece has come and
         its checksum holds. Blocks that find no slot are read and dropped.
 
-        Errors: INVALID_REQUEST, pieces out of order, over 1 MiB or beyond a block's size, or a wrong checksum; WORKER_LOST.
+        Errors: INVALID_REQUEST, pieces out of order, over 1 MiB or beyond a block's size, a wrong checksum, a stream that
+        ends inside a block, or no deadline; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
         """
 
     @_abc_1.abstractmethod

@@ -244,15 +244,15 @@ def check_keys(keys: Sequence[bytes], limit: int, *, field: str = "keys") -> Non
 
 
 def duration_pb(seconds: float) -> Duration:
-    """Write a duration."""
+    """Write a duration, to the nearest nanosecond."""
     message = Duration()
-    message.FromNanoseconds(int(seconds * 1e9))
+    message.FromNanoseconds(round(seconds * 1e9))
     return message
 
 
 def seconds(message: Duration) -> float:
     """Read a duration."""
-    return message.seconds + message.nanos / 1e9
+    return message.ToNanoseconds() / 1e9
 
 
 def usage(message: common_pb2.Usage) -> Usage:

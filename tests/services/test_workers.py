@@ -1,0 +1,228 @@
+"""Prefill and decode workers as the router meets them: over their contracts, one call at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from services.router.member import Member
+from tests.support.alone import Alone
+from tests.support.cluster import Cluster, Shape, started, tiny_model
+from twostroke.cluster import Role
+from twostroke.errors import BlocksMissing, FormatMismatch, InvalidRequest, Superseded, TwostrokeError, WorkerLost
+from twostroke.handoff import DecodeOrder, First, Handover, PrefillOrder, Progress, Ticket, Written
+from twostroke.kv.keys import block_keys, request_root
+from twostroke.kv.refs import BlockRef, Lease
+from twostroke.telemetry import Telemetry
+from twostroke.text.bundle import MAX_BUNDLE_BYTES, TokenizerBundle
+from twostroke.types import FinishReason, RequestContext, SamplingParams, StopConditions
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+GREEDY = SamplingParams(temperature=0.0)
+WRITTEN = 12
+STOPS = StopConditions(max_tokens=WRITTEN, ignore_eos=True)
+SPAN = Telemetry(None).span("test")
+_numbers = count(1)
+
+
+@dataclass
+class Pair:
+    """A worker of each kind, and one engine that has seen nothing."""
+
+    cluster: Cluster
+    prefill: Member
+    decode: Member
+    alone: Alone
+
+    def order(self, prompt: tuple[int, ...], **changes: object) -> DecodeOrder:
+        context = RequestContext(request_id=f"request-{next(_numbers)}")
+        order = DecodeOrder(
+            context=context, prompt=prompt, emitted=(), sampling=GREEDY, stops=STOPS, choice=0, ticket=None
+        )
+        return replace(order, **changes)
+
+    def keys(self, order: DecodeOrder) -> tuple[bytes, ...]:
+        assert self.decode.info is not None
+        kv_format = self.decode.info.kv_format
+        return tuple(block_keys(request_root(kv_format.digest, order.context), order.prompt, kv_format.block_tokens))
+
+    async def prefilled(self, order: DecodeOrder) -> list[Progress | First | Handover]:
+        whole = PrefillOrder(context=order.context, prompt=order.prompt, sampling=order.sampling, stops=order.stops)
+        async with aclosing(self.prefill.prefill(whole, soon(), SPAN)) as events:
+            return [event async for event in events]
+
+    async def handed_over(self, order: DecodeOrder) -> DecodeOrder:
+        """The order after its prompt was run: with a first token and a ticket."""
+        *_, first, _, handover = await self.prefilled(order)
+        assert isinstance(first, First)
+        assert isinstance(handover, Handover)
+        ((token, _),) = first.tokens
+        return replace(order, emitted=(token.id,), ticket=handover.ticket)
+
+    async def decoded(self, order: DecodeOrder) -> list[Written]:
+        async with aclosing(self.decode.decode(order, soon(), SPAN)) as news:
+            return [written async for written in news]
+
+    async def truth(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        return (await self.alone.answer(prompt, GREEDY, STOPS))[0].ids
+
+    def give_up(self, order: DecodeOrder) -> None:
+        """End the lease that came with the ticket."""
+        assert order.ticket is not None
+        self.cluster.decode[0].store.release(order.ticket.lease)
+
+
+def soon() -> float:
+    return asyncio.get_running_loop().time() + 30
+
+
+def fresh_prompt(length: int) -> tuple[int, ...]:
+    start = next(_numbers)
+    return tuple((start * 31 + at * at) % 256 for at in range(length))
+
+
+def ids(news: list[Written]) -> tuple[int, ...]:
+    return tuple(token.id for written in news for token in written.tokens)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(model: Path) -> AsyncIterator[tuple[Cluster, Alone]]:
+    async with Alone.started(model) as alone, started(Shape(model=model, tokens_per_step=64)) as cluster:
+        yield cluster, alone
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(running: tuple[Cluster, Alone]) -> AsyncIterator[Pair]:
+    """Both workers, introduced; whatever a test does, nothing is held afterwards."""
+    cluster, alone = running
+    known = {member.role: Member(member.address, member.role) for member in cluster.doors.fleet.members}
+    for member in known.values():
+        member.info = await member.introduce()
+    yield Pair(cluster, known[Role.PREFILL], known[Role.DECODE], alone)
+    for member in known.values():
+        await member.close()
+    await cluster.settled()
+
+
+async def test_a_prompt_is_progress_then_a_first_token_then_a_ticket(pair: Pair) -> None:
+    order = pair.order(fresh_prompt(200))
+    events = await pair.prefilled(order)
+    progress = [event for event in events if isinstance(event, Progress)]
+    first, last, handover = events[-3:]
+    assert isinstance(first, First)
+    assert isinstance(handover, Handover)
+    assert len(progress) == len(events) - 2  # at least one for each step of 64 tokens
+    assert [each.computed for each in progress] == sorted(each.computed for each in progress)
+    assert last == progress[-1]
+    assert handover.ticket is not None
+    assert [block.key for block in handover.ticket.blocks][:12] == list(pair.keys(order))
+    assert sum(block.tokens for block in handover.ticket.blocks) == 200
+    pair.cluster.prefill[0].store.release(handover.ticket.lease)
+
+
+@pytest.mark.parametrize("length", [1, 16, 500])
+async def test_a_ticket_is_all_that_decode_needs(pair: Pair, length: int) -> None:
+    order = await pair.handed_over(pair.order(fresh_prompt(length)))
+    news = await pair.decoded(order)
+    pair.give_up(order)
+    assert (*order.emitted, *ids(news)) == await pair.truth(order.prompt)
+    assert news[-1].finish is FinishReason.LENGTH
+    assert news[0].admitted is not None
+    assert news[0].admitted.computed == 0
+    assert all(written.admitted is None for written in news[1:])
+
+
+async def test_an_answer_goes_on_from_the_tokens_that_exist(pair: Pair) -> None:
+    prompt = fresh_prompt(60)
+    truth = await pair.truth(prompt)
+    for emitted in range(WRITTEN):
+        news = await pair.decoded(pair.order(prompt, emitted=truth[:emitted]))
+        assert ids(news) == truth[emitted:]
+
+
+async def test_a_few_missing_blocks_are_computed_and_many_are_asked_for_again(pair: Pair) -> None:
+    for length in (100, 500):
+        order = pair.order(fresh_prompt(length))
+        lease = Lease(id="ended", seconds=30.0, incarnation=pair.cluster.node.incarnation)
+        gone = tuple(BlockRef(key=key, generation=1, tokens=16) for key in pair.keys(order))
+        assert pair.decode.info is not None
+        ticket = Ticket(blocks=gone, lease=lease, format_digest=pair.decode.info.kv_format.digest)
+        if length == 100:
+            assert ids(await pair.decoded(replace(order, ticket=ticket))) == await pair.truth(order.prompt)
+        else:
+            with pytest.raises(BlocksMissing):
+                await pair.decoded(replace(order, ticket=ticket))
+
+
+async def test_blocks_are_loaded_ahead_once(pair: Pair) -> None:
+    order = await pair.handed_over(pair.order(fresh_prompt(160)))
+    assert order.ticket is not None
+    whole = PrefillOrder(context=order.context, prompt=order.prompt, sampling=GREEDY, stops=STOPS)
+    for _ in range(2):
+        await pair.decode.prefetch(whole, pair.keys(order), order.ticket.lease, soon())
+        assert await pair.cluster.decode[0].engine.cached_blocks(pair.keys(order)) == 10
+    news = await pair.decoded(order)
+    pair.give_up(order)
+    assert news[0].admitted is not None
+    assert news[0].admitted.local >= 160 - 16
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_an_order_for_another_worker_or_another_format_is_refused(pair: Pair, role: Role) -> None:
+    member, ask = (pair.prefill, pair.prefilled) if role is Role.PREFILL else (pair.decode, pair.decoded)
+    assert member.info is not None
+    strangers: list[tuple[object, type[TwostrokeError]]] = [
+        (replace(member.info, incarnation="an earlier life"), WorkerLost),
+        (replace(member.info, kv_format=replace(member.info.kv_format, weight_mode="int8")), FormatMismatch),
+    ]
+    for stranger, refusal in strangers:
+        member.info = stranger
+        with pytest.raises(refusal):
+            await ask(pair.order(fresh_prompt(20)))
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_a_token_that_the_model_does_not_have_is_named(pair: Pair, role: Role) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await (pair.prefilled if role is Role.PREFILL else pair.decoded)(pair.order((1, 2, 70_000)))
+    assert caught.value.field == "prompt"
+
+
+async def test_a_newer_attempt_takes_the_place_of_the_older(pair: Pair) -> None:
+    order = pair.order(fresh_prompt(40), stops=StopConditions(max_tokens=3_000, ignore_eos=True))
+    newer = replace(order, context=replace(order.context, attempt=2), stops=STOPS)
+    async with aclosing(pair.decode.decode(order, soon(), SPAN)) as news:
+        await anext(news)
+        assert ids(await pair.decoded(newer)) == await pair.truth(order.prompt)
+        with pytest.raises(Superseded):
+            [written async for written in news]
+
+
+async def test_an_older_attempt_never_comes_back(pair: Pair) -> None:
+    order = pair.order(fresh_prompt(40), stops=StopConditions(max_tokens=3_000, ignore_eos=True))
+    newer = replace(order, context=replace(order.context, attempt=2))
+    async with aclosing(pair.decode.decode(newer, soon(), SPAN)) as news:
+        await anext(news)
+        with pytest.raises(Superseded):
+            await pair.decoded(order)
+        await anext(news)  # undisturbed
+
+
+async def test_a_worker_sends_the_tokenizer_that_it_announces(pair: Pair) -> None:
+    for member in (pair.prefill, pair.decode):
+        bundle = TokenizerBundle.from_bytes(await member.tokenizer(MAX_BUNDLE_BYTES))
+        assert member.info is not None
+        assert bundle.digest == member.info.model.tokenizer_digest
