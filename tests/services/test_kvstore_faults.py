@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tests.support.stores import (
 from twostroke.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable, WorkerLost
 from twostroke.kv.blocks import BlockStoreClient, TransportChoice
 from twostroke.kv.client import KvStoreClient
+from twostroke.kv.transport import Tenancy
 from twostroke.kv.transport.calls import StoreCalls
 
 both = pytest.mark.parametrize("transport", [TransportChoice.SHARED_MEMORY, TransportChoice.GRPC])
@@ -33,11 +35,12 @@ import asyncio, sys
 import numpy as np
 from tests.support.stores import KV_FORMAT, keys, pages
 from twostroke.kv.blocks import BlockStoreClient
+from twostroke.kv.transport import Tenancy
 from twostroke.kv.transport.calls import StoreCalls
 
 async def main():
     async with BlockStoreClient.opened(sys.argv[1], KV_FORMAT, pages(3)) as client:
-        await StoreCalls(client, await client.attached(), 60.0).reserve(None, keys(1, 2, 3), None)
+        await StoreCalls(client, await client.attached(), 60.0).reserve(Tenancy(None), keys(1, 2, 3), None)
         await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -99,7 +102,7 @@ async def test_a_transport_that_was_replaced_is_closed_behind_its_last_transfer(
 async def test_slots_whose_answer_was_lost_return_though_the_worker_lives_on(tmp_path: Path) -> None:
     async with serving_store(tmp_path) as store, worker(store, pages(2)) as client:
         node = await client.attached()
-        await StoreCalls(client, node, 10.0).reserve(None, keys(1, 2), None)  # nobody will ever commit these
+        await StoreCalls(client, node, 10.0).reserve(Tenancy(None), keys(1, 2), None)  # nobody will ever commit these
         store.clock.now += 30.0
         store.blocks.reclaim()
         assert store.stats.quarantined == 2
@@ -200,4 +203,42 @@ async def test_a_write_that_is_refused_after_its_copy_gives_its_slots_back(
     async with serving_store(tmp_path) as store, worker(store, pages(2), transport) as client:
         with pytest.raises(InvalidRequest):
             await client.write_blocks(None, named(1, 2, tokens=17), [0, 1])
-        assert (store.stats.free, store.stats.reserved) == (16, 0)
+        await client.released()
+        assert (store.stats.free, store.stats.reserved, store.stats.leases) == (16, 0, 0)
+
+
+async def test_a_lease_that_was_given_survives_a_transfer_that_fails_under_it(tmp_path: Path) -> None:
+    async with serving_store(tmp_path) as store, worker(store, pages(2)) as client:
+        stored = await client.write_blocks(None, named(1), [0])
+        assert stored.lease is not None
+        with pytest.raises(InvalidRequest):
+            await client.write_blocks(stored.lease, named(2, tokens=17), [1])
+        await client.renew(stored.lease)
+        assert (store.stats.leased_blocks, store.stats.leases) == (1, 1)
+
+
+async def test_a_node_that_takes_calls_and_never_answers_is_no_store(tmp_path: Path) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), silent() as address:
+        async with BlockStoreClient.opened(address, KV_FORMAT, pages(1)) as client:  # starts all the same
+            soon = asyncio.get_running_loop().time() + 1.0
+            answers = await asyncio.gather(
+                *(client.lookup(keys(1), deadline=soon) for _ in range(5)), return_exceptions=True
+            )
+            assert {type(each) for each in answers} <= {DeadlineExceeded, Unavailable}
+
+
+@asynccontextmanager
+async def silent() -> AsyncIterator[str]:
+    """A port where connections are taken and nothing is said."""
+    gone = asyncio.Event()
+
+    async def ignore(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await gone.wait()
+        writer.close()
+
+    server = await asyncio.start_server(ignore, "127.0.0.1")
+    try:
+        yield "{}:{}".format(*server.sockets[0].getsockname())
+    finally:
+        gone.set()
+        server.close()

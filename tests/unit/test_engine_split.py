@@ -24,7 +24,7 @@ async def both_ways(request: EngineRequest) -> tuple[Answer, Answer]:
         return await answer(one, request), await split(prefill, decode, request)
 
 
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 100])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 500])
 async def test_the_answer_is_the_same_at_every_length(length: int) -> None:
     async with engine_of() as one, engine_of() as prefill, engine_of(tokens_per_step=24) as decode:
         for sampling in SAMPLINGS:

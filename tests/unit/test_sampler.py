@@ -8,7 +8,6 @@ from torch import Tensor
 
 from twostroke.engine.filters import largest, survivors
 from twostroke.engine.history import TokenHistory
-from twostroke.engine.noise import gumbel, stream_key, token_bits
 from twostroke.engine.sampler import Draw, sample
 from twostroke.types import SamplingParams, Token
 
@@ -24,38 +23,6 @@ def one(row: list[float] | Tensor, *, position: int = 0, **what: object) -> tupl
 
 def greedy(row: list[float], **what: object) -> int:
     return one(row, temperature=0.0, **what)[0].id
-
-
-def test_the_hash_gives_the_published_outputs_of_splitmix64() -> None:
-    bits = [word % 2**64 for word in token_bits(1234567, torch.arange(5)).tolist()]
-    assert bits == [
-        6457827717110365317,
-        3203168211198807973,
-        9817491932198370423,
-        4593380528125082431,
-        16408922859458223821,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("words", "key", "noise"),
-    [
-        ((0, 0, 0), 0x238275BC38FCBE91, [-0.7143951177675683, -1.0977226395059996, 0.00905427147171042]),
-        ((42, 0, 17), 0xDEE3D6F2736F2D92, [-0.6751294210062997, 0.13306733638378987, 2.115794353794772]),
-        ((2**64 - 1, 3, 1 << 20), 0x40032D6B75B70480, [-0.16704733705617195, 0.3689333884827688, 1.429616794330713]),
-    ],
-)
-def test_noise_is_the_same_on_every_machine_and_in_every_version(
-    words: tuple[int, int, int], key: int, noise: list[float]
-) -> None:
-    assert stream_key(*words) == key
-    assert gumbel(key, torch.tensor([0, 1, 49151])).tolist() == pytest.approx(noise, rel=1e-12)
-
-
-def test_noise_of_a_token_does_not_depend_on_which_others_are_asked_for() -> None:
-    everyone = gumbel(7, torch.arange(1000))
-    assert gumbel(7, torch.tensor([999, 3, 500])).tolist() == everyone[torch.tensor([999, 3, 500])].tolist()
-    assert everyone.isfinite().all()
 
 
 def test_greedy_takes_the_highest_logit_and_of_equals_the_lowest_id() -> None:

@@ -33,7 +33,7 @@ class Exchange:
         self._streams: dict[int, Stream] = {}
         self._asked: set[asyncio.Future[Any]] = set()
         self._posted = 0
-        self.ended: asyncio.Future[TwostrokeError] = self._loop.create_future()  # with what later calls will raise
+        self.ended: asyncio.Future[TwostrokeError] = self._loop.create_future()  # with the kind of later calls' errors
 
     @property
     def open_streams(self) -> int:
@@ -65,7 +65,7 @@ class Exchange:
     def require_running(self) -> None:
         """Raise what ended the engine, if it has ended."""
         if self.ended.done():
-            raise self.ended.result()
+            raise _fresh(self.ended.result())
 
     def connect(self, number: int, stream: Stream) -> None:
         """Send the deliveries of a sequence to `stream`."""
@@ -115,6 +115,8 @@ class Exchange:
 
     def _publish(self, results: Results) -> None:
         """Hand out what one round of the thread brought."""
+        if self.ended.done():  # a thread that was left behind; whoever waited has been told
+            return
         for delivery in results.deliveries:
             self._deliver(delivery)
         for reply in results.replies:
@@ -143,7 +145,12 @@ class Exchange:
         self.ended.set_result(reason)
         for stream in self._streams.values():
             if not stream.ended:
-                stream.fail(reason)
+                stream.fail(_fresh(reason))
         for reply in tuple(self._asked):
             if not reply.done():
-                reply.set_exception(reason)
+                reply.set_exception(_fresh(reason))
+
+
+def _fresh(reason: TwostrokeError) -> TwostrokeError:
+    """The same error anew: one instance raised by many callers would gather and keep all of their frames."""
+    return type(reason)(reason.message)

@@ -32,10 +32,10 @@ def stream_key(seed: int, choice: int, position: int) -> int:
 
 def token_bits(key: int, ids: Tensor) -> Tensor:
     """Output number `id` of the stream, for each id: int64 [n] holding 64 random bits."""
-    state = (ids + 1) * _signed(_GAMMA) + _signed(key)  # wraps modulo 2**64
+    state = (ids + 1).mul_(_signed(_GAMMA)).add_(_signed(key))  # wraps modulo 2**64
     for shift, factor in _MIX:
-        state = (state ^ _shifted(state, shift)) * _signed(factor)
-    return state ^ _shifted(state, _LAST_SHIFT)
+        state = _shifted(state, shift).bitwise_xor_(state).mul_(_signed(factor))
+    return _shifted(state, _LAST_SHIFT).bitwise_xor_(state)
 
 
 def gumbel(key: int, ids: Tensor) -> Tensor:
@@ -45,8 +45,8 @@ def gumbel(key: int, ids: Tensor) -> Tensor:
     finite. The argmax of logits plus this noise is distributed as their softmax (Maddison et al. 2014,
     arXiv:1411.0030).
     """
-    uniform = (_shifted(token_bits(key, ids), 12).to(torch.float64) + 0.5) * 2.0**-52
-    return -torch.log(-torch.log(uniform))
+    uniform = _shifted(token_bits(key, ids), 12).to(torch.float64).add_(0.5).mul_(2.0**-52)
+    return uniform.log_().neg_().log_().neg_()
 
 
 def _mixed(state: int) -> int:
@@ -57,7 +57,7 @@ def _mixed(state: int) -> int:
 
 def _shifted(state: Tensor, count: int) -> Tensor:
     """A logical right shift; torch's own keeps the sign."""
-    return (state >> count) & ((1 << (64 - count)) - 1)
+    return (state >> count).bitwise_and_((1 << (64 - count)) - 1)
 
 
 def _signed(word: int) -> int:

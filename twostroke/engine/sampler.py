@@ -84,11 +84,15 @@ def _adjusted(raw: Tensor, draw: Draw) -> Tensor:
 def _gumbel_max(scaled: Tensor, draw: Draw) -> list[int]:
     """One token per choice: the survivor with the highest score plus noise, the lower id among equals."""
     kept = survivors(scaled, draw.params)
-    ids = torch.arange(scaled.numel()) if kept is None else kept
-    scores, chosen = scaled[ids], []
+    if kept is None:
+        ids, scores = torch.arange(scaled.numel()), scaled
+    else:
+        ids = kept.sort().values  # the maximum below is the first of equals
+        scores = scaled[ids]
+    chosen = []
     for choice in draw.choices:
-        noisy = scores + gumbel(stream_key(draw.params.seed, choice, draw.position), ids)
-        chosen.append(int(ids[noisy == noisy.max()].min()))
+        noisy = gumbel(stream_key(draw.params.seed, choice, draw.position), ids).add_(scores)
+        chosen.append(int(ids[noisy.max(dim=0).indices]))
     return chosen
 
 

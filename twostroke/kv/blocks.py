@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
@@ -19,8 +20,8 @@ from twostroke.errors import Unavailable
 from twostroke.kv.client import KvStoreClient
 from twostroke.kv.format import KvFormat
 from twostroke.kv.layout import Attachment
-from twostroke.kv.refs import Lease
-from twostroke.kv.transport import BlockTransport, Loaded, Stored
+from twostroke.kv.refs import BlockRef, Lease
+from twostroke.kv.transport import BlockTransport, Tenancy
 from twostroke.kv.transport.calls import StoreCalls
 from twostroke.kv.transport.shm import SharedMemoryTransport
 from twostroke.kv.transport.streams import StreamTransport
@@ -28,7 +29,23 @@ from twostroke.rpc.channel import connect
 
 log = logging.getLogger(__name__)
 
-Moved = TypeVar("Moved", Stored, Loaded)
+Moved = TypeVar("Moved")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the store holds after a write, all under the lease; blocks that found no room are absent."""
+
+    lease: Lease | None
+    refs: tuple[BlockRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """How many leading blocks were read whole, all under the lease."""
+
+    lease: Lease | None
+    blocks: int
 
 
 class TransportChoice(enum.Enum):
@@ -103,7 +120,9 @@ class BlockStoreClient(KvStoreClient):
 
         Raises: TwostrokeError, when the store is in trouble.
         """
-        return await self._whole(lease, self._write(lease, blocks, pages, deadline))
+        tenancy = Tenancy(lease)
+        refs = await self._whole(tenancy, self._write(tenancy, blocks, pages, deadline))
+        return Stored(tenancy.lease, tuple(refs))
 
     async def read_blocks(
         self, lease: Lease | None, keys: Sequence[bytes], pages: Sequence[int], *, deadline: float | None = None
@@ -114,47 +133,46 @@ class BlockStoreClient(KvStoreClient):
 
         Raises: TwostrokeError, when the store is in trouble.
         """
-        return await self._whole(lease, self._read(lease, keys, pages, deadline))
+        tenancy = Tenancy(lease)
+        count = await self._whole(tenancy, self._read(tenancy, keys, pages, deadline))
+        return Loaded(tenancy.lease, count)
 
-    async def _whole(self, lease: Lease | None, moving: Coroutine[None, None, Moved]) -> Moved:
+    async def _whole(self, tenancy: Tenancy, moving: Coroutine[None, None, Moved]) -> Moved:
         """Carry a transfer to its end even when its caller is cancelled meanwhile.
 
-        Only then are its pages and slots free, and is it known which lease it opened. Every step has a time limit.
+        Only then are its pages and slots free, and is it known which lease it opened: where it comes to nothing, that
+        lease is released, since nobody else knows its name. Every step has a time limit.
         """
-        task = asyncio.create_task(moving, name="transfer")
+        given, task = tenancy.lease, asyncio.create_task(moving, name="transfer")
         try:
             return await asyncio.shield(task)
-        except asyncio.CancelledError:
+        except BaseException:
             while not task.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait({task})
-            if lease is None and not task.cancelled() and task.exception() is None:
-                opened = task.result().lease
-                if opened is not None:
-                    self.release(opened)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.debug("transfer failed", extra={"error": str(error)})  # a cancelled caller does not see it
+            if given is None and tenancy.lease is not None:
+                self.release(tenancy.lease)
             raise
 
     async def _write(
-        self, lease: Lease | None, blocks: Sequence[tuple[bytes, int]], pages: Sequence[int], deadline: float | None
-    ) -> Stored:
-        stored = Stored(lease, ())
+        self, tenancy: Tenancy, blocks: Sequence[tuple[bytes, int]], pages: Sequence[int], deadline: float | None
+    ) -> list[BlockRef]:
+        refs: list[BlockRef] = []
         async with self._transport_in_use(deadline) as (transport, max_keys):
             for part in _parts(len(blocks), max_keys):
-                more = await transport.write(stored.lease, blocks[part], pages[part], deadline)
-                stored = Stored(more.lease, stored.refs + more.refs)
-        return stored
+                refs += await transport.write(tenancy, blocks[part], pages[part], deadline)
+        return refs
 
-    async def _read(
-        self, lease: Lease | None, keys: Sequence[bytes], pages: Sequence[int], deadline: float | None
-    ) -> Loaded:
-        loaded = Loaded(lease, 0)
+    async def _read(self, tenancy: Tenancy, keys: Sequence[bytes], pages: Sequence[int], deadline: float | None) -> int:
+        count = 0
         async with self._transport_in_use(deadline) as (transport, max_keys):
             for part in _parts(len(keys), max_keys):
-                more = await transport.read(loaded.lease, keys[part], pages[part], deadline)
-                loaded = Loaded(more.lease, loaded.blocks + more.blocks)
-                if loaded.blocks < min(part.stop, len(keys)):
+                count += await transport.read(tenancy, keys[part], pages[part], deadline)
+                if count < min(part.stop, len(keys)):
                     break
-        return loaded
+        return count
 
     @asynccontextmanager
     async def _transport_in_use(self, deadline: float | None) -> AsyncIterator[tuple[BlockTransport, int]]:

@@ -16,7 +16,7 @@ from typing import Self
 import grpc
 
 from twostroke import wire
-from twostroke.errors import FormatMismatch, NotFound, TwostrokeError, Unavailable, WorkerLost
+from twostroke.errors import DeadlineExceeded, FormatMismatch, NotFound, TwostrokeError, Unavailable, WorkerLost
 from twostroke.kv import messages
 from twostroke.kv.format import KvFormat
 from twostroke.kv.layout import Attachment
@@ -68,13 +68,18 @@ class KvStoreClient:
     async def attached(self, deadline: float | None = None) -> Attachment:
         """What the node said when we introduced ourselves; asks again after it has restarted.
 
-        Raises: Unavailable; FormatMismatch, when the node holds blocks of another format.
+        Raises: Unavailable; DeadlineExceeded; FormatMismatch, when the node holds blocks of another format.
         """
-        async with self._attaching:
-            if self._attachment is None:
-                self._attachment = await self._attach(deadline)
-                log.info("attached to the store", extra={"incarnation": self._attachment.incarnation})
+        if self._attachment is not None:
             return self._attachment
+        try:
+            async with asyncio.timeout_at(deadline), self._attaching:
+                if self._attachment is None:
+                    self._attachment = await self._attach()
+                    log.info("attached to the store", extra={"incarnation": self._attachment.incarnation})
+                return self._attachment
+        except TimeoutError as error:
+            raise DeadlineExceeded("the request's time is up") from error
 
     async def usable(self, deadline: float | None) -> Attachment:
         """The attached node; one with blocks of another format is as good as none. Raises Unavailable."""
@@ -83,7 +88,7 @@ class KvStoreClient:
         except FormatMismatch as error:
             raise Unavailable(f"the store holds blocks of another format: {error.message}") from error
 
-    async def _attach(self, deadline: float | None) -> Attachment:
+    async def _attach(self) -> Attachment:
         kv_format, clock = self._kv_format(), asyncio.get_running_loop().time
         if kv_format is None:
             raise Unavailable("the block format is not known yet")
@@ -91,12 +96,13 @@ class KvStoreClient:
             raise Unavailable("the store could not be reached a moment ago", retry_after=RETRY_SECONDS)
         writer_id = secrets.token_hex(8) if self._writes else ""
         request = pb.AttachRequest(format=wire.kv_format_pb(kv_format), writer_id=writer_id)
-        timeout = remaining(deadline, at_most=CALL_SECONDS)
         try:
             with domain_errors():
-                response = await self.stub.Attach(request, timeout=timeout)
-        except TwostrokeError:
+                response = await self.stub.Attach(request, timeout=CALL_SECONDS)
+        except TwostrokeError as error:
             self._retry_at = clock() + RETRY_SECONDS
+            if isinstance(error, DeadlineExceeded):  # the bound of the call, not the caller's time
+                raise Unavailable("the store does not answer") from error
             raise
         return messages.attachment(response, writer_id)
 

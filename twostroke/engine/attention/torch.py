@@ -25,7 +25,7 @@ class _Decodes:
     """B single-token segments of similar length, attended at once."""
 
     queries: Tensor  # int64 [B]: their rows in the batch
-    rows: Tensor  # int64 [B * longest]: token rows of layer 0's keys, padded with row 0 of the scratch page
+    rows: Tensor  # int64 [B * longest]: token rows, as in TorchPlan.slots, padded with row 0 of the scratch page
     mask: Tensor | None  # float32 [B, 1, 1, longest], 0 or -inf; None when all are equally long
 
 
@@ -35,7 +35,7 @@ class _Chunk:
 
     first: int
     last: int  # queries are rows first to last of the batch, last excluded
-    rows: Tensor | None  # int64 [start + S]: token rows of layer 0's keys; None without a prefix
+    rows: Tensor | None  # int64 [start + S]: token rows, as in TorchPlan.slots; None without a prefix
     mask: Tensor | None  # float32 [S, start + S], 0 or -inf; None without a prefix
 
 
@@ -44,7 +44,7 @@ class TorchPlan:
     """What is the same for all layers of a step."""
 
     gathered: Tensor  # [2, rows of the largest gather, Hkv, D]: every layer's keys and values pass through it
-    slots: Tensor  # int64 [T]: token rows of layer 0's keys that take this step's keys
+    slots: Tensor  # int64 [T]: token rows that take this step's keys and values, counted within a layer's part
     decodes: tuple[_Decodes, ...]
     chunks: tuple[_Chunk, ...]
 
@@ -53,10 +53,12 @@ class TorchAttention:
     """An AttentionBackend over a KvCache in the memory of this process."""
 
     def __init__(self, cache: KvCache) -> None:
-        form = cache.format
-        self._rows = cache.token_rows()
+        form, rows = cache.format, cache.token_rows()
+        self._rows = rows
         self._page_rows = form.layers * 2 * form.block_tokens  # token rows from a page to the next
-        self._part_rows = form.block_tokens  # from a layer's keys to its values, and on to the next layer's keys
+        # Views that begin at each layer's keys, and values, in the first page: one row number serves all layers.
+        parts = [rows[part * form.block_tokens :] for part in range(2 * form.layers)]
+        self._parts = tuple(zip(parts[::2], parts[1::2], strict=True))
 
     def plan(self, batch: Batch) -> TorchPlan:
         """Turn pages into token rows and split the batch into decodes and chunks."""
@@ -75,42 +77,37 @@ class TorchAttention:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: TorchPlan) -> Tensor:
         """Write k, v [T, Hkv, D] into their pages, then attend q [T, H, D]; returns [T, H, D]."""
-        dtype = self._rows.dtype
-        keys_at = layer * 2 * self._part_rows
-        k, v = k.to(dtype), v.to(dtype)  # what is attended now is what later steps will read
-        self._rows.index_copy_(0, plan.slots + keys_at, k)
-        self._rows.index_copy_(0, plan.slots + (keys_at + self._part_rows), v)
+        part = self._parts[layer]
+        k, v = k.to(self._rows.dtype), v.to(self._rows.dtype)  # what is attended now is what later steps will read
+        part[0].index_copy_(0, plan.slots, k)
+        part[1].index_copy_(0, plan.slots, v)
         if len(plan.decodes) == 1 and not plan.chunks:
-            return self._decode(keys_at, q, plan.decodes[0], plan.gathered)
+            return _attend_decodes(q, _gather(part, plan.decodes[0].rows, plan.gathered), plan.decodes[0].mask)
         out = torch.empty_like(q)
         for group in plan.decodes:
-            queries = q.index_select(0, group.queries)
-            out.index_copy_(0, group.queries, self._decode(keys_at, queries, group, plan.gathered))
+            found = _gather(part, group.rows, plan.gathered)
+            out.index_copy_(0, group.queries, _attend_decodes(q.index_select(0, group.queries), found, group.mask))
         for chunk in plan.chunks:
             span = slice(chunk.first, chunk.last)
-            if chunk.rows is None:
-                keys, values = k[span], v[span]
-            else:
-                keys, values = self._gather(keys_at, chunk.rows, plan.gathered)
-            out[span] = _attend_chunk(q[span], keys.to(q.dtype), values.to(q.dtype), chunk.mask)
+            found = (k[span], v[span]) if chunk.rows is None else _gather(part, chunk.rows, plan.gathered)
+            out[span] = _attend_chunk(q[span], *(each.to(q.dtype) for each in found), chunk.mask)
         return out
 
-    def _gather(self, keys_at: int, rows: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
-        """Copy tokens out of their pages: two [n, Hkv, D]. Fresh memory a layer would cost three times the copy."""
-        keys, values = into[0, : len(rows)], into[1, : len(rows)]
-        torch.index_select(self._rows, 0, rows + keys_at, out=keys)
-        torch.index_select(self._rows, 0, rows + (keys_at + self._part_rows), out=values)
-        return keys, values
 
-    def _decode(self, keys_at: int, q: Tensor, group: _Decodes, gathered: Tensor) -> Tensor:
-        """Attend one query a sequence, q [B, H, D]: the heads of a group stand in for query positions."""
-        batch, heads, width = q.shape
-        keys, values = (
-            part.view(batch, -1, *part.shape[1:]).transpose(1, 2).to(q.dtype)
-            for part in self._gather(keys_at, group.rows, gathered)
-        )
-        folded = q.view(batch, keys.shape[1], -1, width)
-        return scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask).reshape(batch, heads, width)
+def _gather(part: tuple[Tensor, Tensor], rows: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
+    """Copy a layer's tokens out of their pages: two [n, Hkv, D]. Fresh memory a layer would cost three times as much."""
+    keys, values = into[0, : len(rows)], into[1, : len(rows)]
+    torch.index_select(part[0], 0, rows, out=keys)
+    torch.index_select(part[1], 0, rows, out=values)
+    return keys, values
+
+
+def _attend_decodes(q: Tensor, found: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    """Attend one query a sequence, q [B, H, D] to B times n gathered tokens; a group's heads pose as positions."""
+    batch, heads, width = q.shape
+    keys, values = (each.view(batch, -1, *each.shape[1:]).transpose(1, 2).to(q.dtype) for each in found)
+    folded = q.view(batch, keys.shape[1], -1, width)
+    return scaled_dot_product_attention(folded, keys, values, attn_mask=mask).reshape(batch, heads, width)
 
 
 def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

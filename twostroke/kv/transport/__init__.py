@@ -9,20 +9,19 @@ from typing import Protocol
 from twostroke.kv.refs import BlockRef, Lease
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What the store holds after a write, all under the lease; blocks that found no room are absent."""
+@dataclass(slots=True)
+class Tenancy:
+    """The lease that a transfer works under; its first call opens one where there is none.
+
+    The lease is known from then on, also when a later call fails: whoever began the transfer can release it.
+    """
 
     lease: Lease | None
-    refs: tuple[BlockRef, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """How many leading blocks were read whole."""
-
-    lease: Lease | None
-    blocks: int
+    @property
+    def lease_id(self) -> str:
+        """As the store's calls take it; empty asks for a new lease."""
+        return self.lease.id if self.lease else ""
 
 
 class BlockTransport(Protocol):
@@ -35,14 +34,12 @@ class BlockTransport(Protocol):
     name: str
 
     async def write(
-        self, lease: Lease | None, blocks: Sequence[tuple[bytes, int]], pages: Sequence[int], deadline: float | None
-    ) -> Stored:
-        """Store blocks (key, tokens) from pages, unless they are held already. None opens a lease."""
+        self, tenancy: Tenancy, blocks: Sequence[tuple[bytes, int]], pages: Sequence[int], deadline: float | None
+    ) -> list[BlockRef]:
+        """Store blocks (key, tokens) from pages, unless they are held already; answers those that the lease keeps."""
 
-    async def read(
-        self, lease: Lease | None, keys: Sequence[bytes], pages: Sequence[int], deadline: float | None
-    ) -> Loaded:
-        """Fill pages with the longest held prefix of the keys. None opens a lease."""
+    async def read(self, tenancy: Tenancy, keys: Sequence[bytes], pages: Sequence[int], deadline: float | None) -> int:
+        """Fill pages with the longest held prefix of the keys; answers how many blocks came whole."""
 
     async def close(self) -> None:
         """Give back what the transport holds; no call is open."""

@@ -10,7 +10,8 @@ from twostroke.kv import messages
 from twostroke.kv.client import CALL_SECONDS, KvStoreClient
 from twostroke.kv.layout import Attachment
 from twostroke.kv.messages import WrittenBlock
-from twostroke.kv.refs import BlockSlot, Lease, Reservation
+from twostroke.kv.refs import BlockSlot, Reservation
+from twostroke.kv.transport import Tenancy
 from twostroke.rpc.deadline import remaining
 from twostroke.v1 import kvstore_pb2 as pb
 
@@ -27,49 +28,49 @@ class StoreCalls:
     lease_seconds: float
 
     async def reserve(
-        self, lease: Lease | None, keys: Sequence[bytes], deadline: float | None
-    ) -> tuple[Lease, Sequence[Reservation], Sequence[BlockSlot]]:
-        """Ask for slots; answers the lease, what is to be written, and what is held already."""
-        with self.client.calls_to(self.node, lease):
+        self, tenancy: Tenancy, keys: Sequence[bytes], deadline: float | None
+    ) -> tuple[Sequence[Reservation], Sequence[BlockSlot]]:
+        """Ask for slots; answers what is to be written, and what is held already."""
+        with self.client.calls_to(self.node, tenancy.lease):
             request = pb.ReserveRequest(
                 incarnation=self.node.incarnation,
                 writer_id=self.node.writer_id,
-                lease_id=lease.id if lease else "",
+                lease_id=tenancy.lease_id,
                 lease_duration=wire.duration_pb(self.lease_seconds),
                 keys=keys,
             )
             response = await self.client.stub.Reserve(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
-        granted = messages.lease(response.lease_id, response.lease_duration, self.node.incarnation)
-        return granted, messages.reservations(response.reserved), messages.block_slots(response.held)
+        tenancy.lease = messages.lease(response.lease_id, response.lease_duration, self.node.incarnation)
+        return messages.reservations(response.reserved), messages.block_slots(response.held)
 
-    async def commit(self, lease: Lease, blocks: Sequence[WrittenBlock], deadline: float | None) -> frozenset[bytes]:
+    async def commit(
+        self, tenancy: Tenancy, blocks: Sequence[WrittenBlock], deadline: float | None
+    ) -> frozenset[bytes]:
         """Publish blocks; answers the keys that are held and leased now."""
-        with self.client.calls_to(self.node, lease):
+        with self.client.calls_to(self.node, tenancy.lease):
             request = pb.CommitRequest(
-                incarnation=self.node.incarnation, lease_id=lease.id, blocks=messages.written_blocks_pb(blocks)
+                incarnation=self.node.incarnation, lease_id=tenancy.lease_id, blocks=messages.written_blocks_pb(blocks)
             )
             response = await self.client.stub.Commit(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
         return frozenset(response.committed)
 
-    async def abandon(self, lease: Lease, reservations: Sequence[Reservation]) -> None:
+    async def abandon(self, reservations: Sequence[Reservation]) -> None:
         """Give slots back whose copies have ended."""
-        with self.client.calls_to(self.node, lease):
+        with self.client.calls_to(self.node):
             request = pb.AbandonRequest(
                 incarnation=self.node.incarnation, blocks=messages.reservations_pb(reservations)
             )
             await self.client.stub.Abandon(request, timeout=CALL_SECONDS)
 
-    async def acquire(
-        self, lease: Lease | None, keys: Sequence[bytes], deadline: float | None
-    ) -> tuple[Lease, Sequence[BlockSlot]]:
-        """Lease the longest held prefix; answers the lease and where the blocks lie."""
-        with self.client.calls_to(self.node, lease):
+    async def acquire(self, tenancy: Tenancy, keys: Sequence[bytes], deadline: float | None) -> Sequence[BlockSlot]:
+        """Lease the longest held prefix; answers where the blocks lie."""
+        with self.client.calls_to(self.node, tenancy.lease):
             request = pb.AcquireRequest(
                 incarnation=self.node.incarnation,
-                lease_id=lease.id if lease else "",
+                lease_id=tenancy.lease_id,
                 lease_duration=wire.duration_pb(self.lease_seconds),
                 keys=keys,
             )
             response = await self.client.stub.Acquire(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
-        granted = messages.lease(response.lease_id, response.lease_duration, self.node.incarnation)
-        return granted, messages.block_slots(response.blocks)
+        tenancy.lease = messages.lease(response.lease_id, response.lease_duration, self.node.incarnation)
+        return messages.block_slots(response.blocks)

@@ -18,8 +18,8 @@ from twostroke.errors import NotFound, Overloaded, TwostrokeError, Unavailable
 from twostroke.kv.filelock import LockedFile
 from twostroke.kv.layout import PAGE_BYTES, ArenaLayout, Attachment, is_arena_of, writer_lock_path
 from twostroke.kv.messages import WrittenBlock
-from twostroke.kv.refs import BlockSlot, Lease, Reservation
-from twostroke.kv.transport import Loaded, Stored
+from twostroke.kv.refs import BlockRef, BlockSlot, Reservation
+from twostroke.kv.transport import Tenancy
 from twostroke.kv.transport.calls import StoreCalls
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,9 @@ class MappedArena:
             raise Unavailable(f"{self.layout.path.parent} cannot be written here: {error.strerror}") from error
         try:
             self._map = _mapped(self.layout, node.incarnation)
+        except OSError as error:
+            self._lock.close()
+            raise Unavailable(f"{self.layout.path} cannot be mapped here: {error.strerror}") from error
         except BaseException:
             self._lock.close()
             raise
@@ -47,13 +50,13 @@ class MappedArena:
 
     def write(self, reservation: Reservation, row: npt.NDArray[np.uint8]) -> int | None:
         """Copy a page into a reserved slot; answers its checksum where the arena keeps them."""
-        slot = self._slot(self.layout, reservation.slot)
+        slot = self._slot(reservation.slot)
         np.copyto(slot, row)
         return xxhash.xxh3_64_intdigest(slot.data) if self.layout.checksums else None
 
     def read(self, place: BlockSlot, row: npt.NDArray[np.uint8]) -> bool:
-        """Copy a block into a page; answers whether the slot held that very block before and after."""
-        np.copyto(row, self._slot(self.layout, place.slot))
+        """Copy a block into a page; answers whether the slot held that very block to the end of the copy."""
+        np.copyto(row, self._slot(place.slot))
         header = self.layout.read_header(self._map, place.slot)
         if (header.key, header.generation) != (place.block.key, place.block.generation):
             return False
@@ -61,20 +64,19 @@ class MappedArena:
 
     def close(self) -> None:
         """Unmap the arena and say that this writer copies no more."""
-        del self._bytes
-        self._map.close()
-        self._lock.close()
+        try:
+            del self._bytes
+            self._map.close()
+        finally:
+            self._lock.close()
 
-    def _slot(self, layout: ArenaLayout, slot: int) -> npt.NDArray[np.uint8]:
-        start = layout.block_at(slot)
-        return self._bytes[start : start + layout.block_bytes]
+    def _slot(self, slot: int) -> npt.NDArray[np.uint8]:
+        start = self.layout.block_at(slot)
+        return self._bytes[start : start + self.layout.block_bytes]
 
 
 def _mapped(layout: ArenaLayout, incarnation: str) -> mmap.mmap:
-    try:
-        descriptor = os.open(layout.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        raise Unavailable(f"{layout.path} cannot be opened here: {error.strerror}") from error
+    descriptor = os.open(layout.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         page = os.pread(descriptor, PAGE_BYTES, 0)
         if os.fstat(descriptor).st_size != layout.file_bytes or not is_arena_of(page, incarnation):
@@ -101,57 +103,52 @@ class SharedMemoryTransport:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
 
     async def write(
-        self, lease: Lease | None, blocks: Sequence[tuple[bytes, int]], pages: Sequence[int], deadline: float | None
-    ) -> Stored:
+        self, tenancy: Tenancy, blocks: Sequence[tuple[bytes, int]], pages: Sequence[int], deadline: float | None
+    ) -> list[BlockRef]:
         """See BlockTransport. A call that fails after Reserve gives its slots back."""
-        page_of = dict(zip((key for key, _ in blocks), pages, strict=True))
-        tokens_of = dict(blocks)
-        lease, reservations, held = await self._reserve(lease, list(page_of), deadline)
+        source = {key: (page, tokens) for (key, tokens), page in zip(blocks, pages, strict=True)}
+        reservations, held = await self._reserve(tenancy, list(source), deadline)
+        refs = [place.block for place in held]
         if not reservations:
-            return Stored(lease, tuple(place.block for place in held))
+            return refs
 
         def copy() -> list[WrittenBlock]:
             written = []
             for each in reservations:
-                checksum = self._arena.write(each, self._rows[page_of[each.key]])
-                written.append(WrittenBlock(each.written(tokens_of[each.key]), checksum))
+                page, tokens = source[each.key]
+                written.append(WrittenBlock(each.written(tokens), self._arena.write(each, self._rows[page])))
             return written
 
-        committed = False
         try:
             written = await self._in_thread(copy)
-            keys = await self._calls.commit(lease, written, deadline)
-            committed = True
-        finally:
-            if not committed:
-                await self._abandon(lease, reservations)
-        fresh = [each.place.block for each in written if each.place.block.key in keys]
-        return Stored(lease, (*(place.block for place in held), *fresh))
+            keys = await self._calls.commit(tenancy, written, deadline)
+        except Exception:  # no cancellation: only the end of the loop could bring one, with the copy under way
+            await self._abandon(reservations)
+            raise
+        return refs + [each.place.block for each in written if each.place.block.key in keys]
 
     async def _reserve(
-        self, lease: Lease | None, keys: Sequence[bytes], deadline: float | None
-    ) -> tuple[Lease, Sequence[Reservation], Sequence[BlockSlot]]:
+        self, tenancy: Tenancy, keys: Sequence[bytes], deadline: float | None
+    ) -> tuple[Sequence[Reservation], Sequence[BlockSlot]]:
         try:
-            return await self._calls.reserve(lease, keys, deadline)
+            return await self._calls.reserve(tenancy, keys, deadline)
         except (NotFound, Overloaded):  # the node said no
             raise
         except TwostrokeError:
             self._calls.client.forget(self._calls.node)
             raise
 
-    async def _abandon(self, lease: Lease, reservations: Sequence[Reservation]) -> None:
+    async def _abandon(self, reservations: Sequence[Reservation]) -> None:
         """Give slots back whose copies have ended."""
         try:
-            await self._calls.abandon(lease, reservations)
+            await self._calls.abandon(reservations)
         except TwostrokeError as error:
             log.warning("slots not given back yet", extra={"reason": error.reason, "slots": len(reservations)})
             self._calls.client.forget(self._calls.node)
 
-    async def read(
-        self, lease: Lease | None, keys: Sequence[bytes], pages: Sequence[int], deadline: float | None
-    ) -> Loaded:
+    async def read(self, tenancy: Tenancy, keys: Sequence[bytes], pages: Sequence[int], deadline: float | None) -> int:
         """See BlockTransport. A block that changed under the copy is a miss, and so is all after it."""
-        lease, places = await self._calls.acquire(lease, keys, deadline)
+        places = await self._calls.acquire(tenancy, keys, deadline)
 
         def copy() -> int:
             whole = 0
@@ -161,7 +158,7 @@ class SharedMemoryTransport:
                 whole += 1
             return whole
 
-        return Loaded(lease, await self._in_thread(copy) if places else 0)
+        return await self._in_thread(copy) if places else 0
 
     async def close(self) -> None:
         """Unmap, behind the last copy."""

@@ -11,8 +11,8 @@ import xxhash
 from twostroke import wire
 from twostroke.kv import messages
 from twostroke.kv.messages import PIECE_BYTES
-from twostroke.kv.refs import Lease
-from twostroke.kv.transport import Loaded, Stored
+from twostroke.kv.refs import BlockRef
+from twostroke.kv.transport import Tenancy
 from twostroke.kv.transport.calls import StoreCalls
 from twostroke.rpc.deadline import remaining
 from twostroke.v1 import kvstore_pb2 as pb
@@ -30,31 +30,30 @@ class StreamTransport:
         self._rows = rows
 
     async def write(
-        self, lease: Lease | None, blocks: Sequence[tuple[bytes, int]], pages: Sequence[int], deadline: float | None
-    ) -> Stored:
+        self, tenancy: Tenancy, blocks: Sequence[tuple[bytes, int]], pages: Sequence[int], deadline: float | None
+    ) -> list[BlockRef]:
         """See BlockTransport. What the store holds already is leased and not sent."""
         keys = [key for key, _ in blocks]
-        held_lease, held = await self._calls.acquire(lease, keys, deadline)
+        held = await self._calls.acquire(tenancy, keys, deadline)
         missing = list(zip(blocks, pages, strict=True))[len(held) :]
-        refs = tuple(place.block for place in held)
+        refs = [place.block for place in held]
         if not missing:
-            return Stored(held_lease, refs)
+            return refs
 
         async def pieces() -> AsyncIterator[pb.WriteRequest]:
             yield pb.WriteRequest(
                 incarnation=self._calls.node.incarnation,
-                lease_id=held_lease.id,
+                lease_id=tenancy.lease_id,
                 lease_duration=wire.duration_pb(self._calls.lease_seconds),
-                writer_id=self._calls.node.writer_id,
             )
             for (key, tokens), page in missing:
                 for piece in self._pieces(key, tokens, page):
                     yield piece
 
-        with self._calls.client.calls_to(self._calls.node, held_lease):
+        with self._calls.client.calls_to(self._calls.node, tenancy.lease):
             seconds = remaining(deadline, at_most=STREAM_SECONDS)
             response = await self._calls.client.stub.Write(pieces(), timeout=seconds)
-        return Stored(held_lease, (*refs, *(messages.block_ref(each) for each in response.committed)))
+        return refs + [messages.block_ref(each) for each in response.committed]
 
     def _pieces(self, key: bytes, tokens: int, page: int) -> list[pb.WriteRequest]:
         row = self._rows[page]
@@ -67,17 +66,15 @@ class StreamTransport:
         pieces[-1].tokens = tokens
         return pieces
 
-    async def read(
-        self, lease: Lease | None, keys: Sequence[bytes], pages: Sequence[int], deadline: float | None
-    ) -> Loaded:
+    async def read(self, tenancy: Tenancy, keys: Sequence[bytes], pages: Sequence[int], deadline: float | None) -> int:
         """See BlockTransport. A block with a wrong checksum is a miss, and so is all after it."""
-        lease, places = await self._calls.acquire(lease, keys, deadline)
+        places = await self._calls.acquire(tenancy, keys, deadline)
         whole = 0
         if not places:
-            return Loaded(lease, 0)
-        with self._calls.client.calls_to(self._calls.node, lease):
+            return whole
+        with self._calls.client.calls_to(self._calls.node, tenancy.lease):
             keys = [place.block.key for place in places]
-            request = pb.ReadRequest(incarnation=self._calls.node.incarnation, lease_id=lease.id, keys=keys)
+            request = pb.ReadRequest(incarnation=self._calls.node.incarnation, lease_id=tenancy.lease_id, keys=keys)
             call = self._calls.client.stub.Read(request, timeout=remaining(deadline, at_most=STREAM_SECONDS))
             filled = 0
             async for piece in call:
@@ -94,7 +91,7 @@ class StreamTransport:
                         break
                     whole, filled = whole + 1, 0
             call.cancel()
-        return Loaded(lease, whole)
+        return whole
 
     async def close(self) -> None:
         """Nothing is held."""
