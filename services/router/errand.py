@@ -78,7 +78,7 @@ class Errand:
             if not choices:
                 return
             with span.child("twostroke.handoff", blocks=len(ticket.blocks) if ticket else 0) as handing_over:
-                tenure.expect(len(choices))
+                tenure.expect(choice.index for choice in choices)
                 async with asyncio.TaskGroup() as tasks:
                     for choice in choices:
                         tasks.create_task(self._finish(choice, decode, ticket, tenure, stored, handing_over))
@@ -214,7 +214,7 @@ class Errand:
         async with aclosing(member.decode(order, self._deadline, span)) as news:
             async for written in news:
                 if written.admitted is not None:
-                    tenure.admitted()
+                    tenure.admitted(choice.index)
                     self._note_cached(written.admitted, order)
                 self._answer.push(choice, written.tokens, written.finish)
                 if choice.finish is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Self
 
 from twostroke.errors import TwostrokeError
@@ -23,7 +24,7 @@ class Tenure:
 
     def __init__(self, store: KvStoreClient) -> None:
         self._store = store
-        self._expected = 0
+        self._expected: set[int] = set()
         self._over = asyncio.Event()
         self._holding: set[asyncio.Task[None]] = set()
 
@@ -41,14 +42,14 @@ class Tenure:
             self._over.clear()  # a ticket of a second prefill may come after the first one's choices were admitted
             self._holding.add(asyncio.create_task(self._keep(ticket.lease), name="lease"))
 
-    def expect(self, choices: int) -> None:
-        """Say how many choices will be admitted."""
-        self._expected = choices
+    def expect(self, choices: Iterable[int]) -> None:
+        """Say which choices will be admitted."""
+        self._expected = set(choices)
 
-    def admitted(self) -> None:
-        """Note that one more choice has its blocks."""
-        self._expected -= 1
-        if self._expected <= 0:
+    def admitted(self, choice: int) -> None:
+        """Note that a choice has its blocks; one that is tried again counts once."""
+        self._expected.discard(choice)
+        if not self._expected:
             self._over.set()
 
     async def _keep(self, lease: Lease) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.support.stores import (
@@ -26,6 +26,8 @@ from twostroke.kv.blocks import BlockStoreClient, TransportChoice
 from twostroke.kv.client import KvStoreClient
 from twostroke.kv.transport import Tenancy
 from twostroke.kv.transport.calls import StoreCalls
+from twostroke.rpc.server import ServerSettings, serving
+from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
 
 both = pytest.mark.parametrize("transport", [TransportChoice.SHARED_MEMORY, TransportChoice.GRPC])
 
@@ -217,28 +219,30 @@ async def test_a_lease_that_was_given_survives_a_transfer_that_fails_under_it(tm
         assert (store.stats.leased_blocks, store.stats.leases) == (1, 1)
 
 
-async def test_a_node_that_takes_calls_and_never_answers_is_no_store(tmp_path: Path) -> None:
-    async with asyncio.timeout(WAIT_SECONDS), silent() as address:
-        async with BlockStoreClient.opened(address, KV_FORMAT, pages(1)) as client:  # starts all the same
-            soon = asyncio.get_running_loop().time() + 1.0
-            answers = await asyncio.gather(
+class Silent(KvStoreServiceServicer):
+    """Takes introductions and never answers."""
+
+    full_name = "twostroke.v1.KvStoreService"
+
+    def register(self, server: grpc.aio.Server) -> None:
+        add_KvStoreServiceServicer_to_server(self, server)
+
+    async def Attach(self, request: object, context: object) -> object:
+        return await asyncio.Event().wait()
+
+
+async def test_a_node_that_never_answers_is_no_store_and_costs_a_caller_no_more_than_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving(ServerSettings(drain_seconds=0.0), Silent()) as server:
+        with monkeypatch.context() as quick:
+            quick.setattr("twostroke.kv.client.CALL_SECONDS", 0.05)
+            async with BlockStoreClient.opened(server.address, KV_FORMAT, pages(1)) as client:  # starts all the same
+                with pytest.raises(Unavailable, match="a moment ago"):
+                    await client.lookup(keys(1))
+        async with KvStoreClient.connect(server.address, lambda: KV_FORMAT) as client:
+            soon = asyncio.get_running_loop().time() + 0.05
+            found = await asyncio.gather(
                 *(client.lookup(keys(1), deadline=soon) for _ in range(5)), return_exceptions=True
             )
-            assert {type(each) for each in answers} <= {DeadlineExceeded, Unavailable}
-
-
-@asynccontextmanager
-async def silent() -> AsyncIterator[str]:
-    """A port where connections are taken and nothing is said."""
-    gone = asyncio.Event()
-
-    async def ignore(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await gone.wait()
-        writer.close()
-
-    server = await asyncio.start_server(ignore, "127.0.0.1")
-    try:
-        yield "{}:{}".format(*server.sockets[0].getsockname())
-    finally:
-        gone.set()
-        server.close()
+            assert {type(each) for each in found} == {DeadlineExceeded}  # those that wait for another's attempt too

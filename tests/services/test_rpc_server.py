@@ -70,7 +70,7 @@ async def test_the_deadline_of_a_call_is_a_point_on_the_loops_clock() -> None:
         await stub.GetStatus(ASK)
     given, unlimited = service.deadlines
     assert given is not None
-    assert before < given <= asyncio.get_running_loop().time() + 100
+    assert before + 90 < given < asyncio.get_running_loop().time() + 101  # gRPC rounds on the way
     assert unlimited is None
 
 

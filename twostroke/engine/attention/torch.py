@@ -90,12 +90,12 @@ class TorchAttention:
         for chunk in plan.chunks:
             span = slice(chunk.first, chunk.last)
             found = (k[span], v[span]) if chunk.rows is None else _gather(part, chunk.rows, plan.gathered)
-            out[span] = _attend_chunk(q[span], *(each.to(q.dtype) for each in found), chunk.mask)
+            out[span] = _attend_chunk(q[span], found, chunk.mask)
         return out
 
 
 def _gather(part: tuple[Tensor, Tensor], rows: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
-    """Copy a layer's tokens out of their pages: two [n, Hkv, D]. Fresh memory a layer would cost three times as much."""
+    """Copy a layer's tokens out of their pages: two [n, Hkv, D]. Fresh memory would cost three times the copy."""
     keys, values = into[0, : len(rows)], into[1, : len(rows)]
     torch.index_select(part[0], 0, rows, out=keys)
     torch.index_select(part[1], 0, rows, out=values)
@@ -110,13 +110,13 @@ def _attend_decodes(q: Tensor, found: tuple[Tensor, Tensor], mask: Tensor | None
     return scaled_dot_product_attention(folded, keys, values, attn_mask=mask).reshape(batch, heads, width)
 
 
-def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attend q [S, H, D] to k, v [n, Hkv, D]; without a mask it is causal with S == n."""
+def _attend_chunk(q: Tensor, found: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    """Attend q [S, H, D] to keys and values [n, Hkv, D]; without a mask it is causal with S == n."""
     tokens, heads, width = q.shape
-    kv_heads = k.shape[1]
+    length, kv_heads = found[0].shape[:2]
     grouped = q.view(tokens, kv_heads, -1, width).permute(1, 2, 0, 3)  # [Hkv, group, S, D]
-    shape = (kv_heads, grouped.shape[1], k.shape[0], width)
-    keys, values = (part.transpose(0, 1).unsqueeze(1).expand(shape) for part in (k, v))
+    shape = (kv_heads, grouped.shape[1], length, width)
+    keys, values = (each.to(q.dtype).transpose(0, 1).unsqueeze(1).expand(shape) for each in found)
     out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, is_causal=mask is None)
     return out.permute(2, 0, 1, 3).reshape(tokens, heads, width)
 
