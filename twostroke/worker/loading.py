@@ -63,5 +63,10 @@ async def load_prefix(
         raise
     good = list(zip(pages, missing, tokens[local:], strict=False))[: read.blocks]
     engine.release_pages(pages[read.blocks :])
-    await engine.adopt_pages(good)
+    try:
+        await engine.adopt_pages(good)
+    except BaseException:
+        if lease is None and read.lease is not None:
+            store.release(read.lease)
+        raise
     return Prefix(local=local, loaded=read.blocks, lease=read.lease)
