@@ -45,7 +45,7 @@ class RequestContext:
     priority: Priority = Priority.STANDARD
     cache_policy: CachePolicy = CachePolicy.READ_WRITE
     session: str | None = None
-    salt: str = ""  # narrows the namespace: the caller's cache salt, or a value of its own for BYPASS
+    salt: str = ""  # the caller's cache salt: narrows the namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

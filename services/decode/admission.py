@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from services.decode.publisher import Publisher
 from twostroke.engine.sequence import EngineRequest
@@ -29,6 +30,8 @@ class Admission:
         """Load leading full blocks; answers how many are in pages now."""
         sizes = [self._worker.kv_format.block_tokens] * len(keys)
         prefix = await load_prefix(self._worker, keys, sizes, lease, deadline=deadline)
+        if lease is None and prefix.lease is not None:
+            self._worker.store.release(prefix.lease)
         return prefix.local + prefix.loaded
 
     async def run(self, order: DecodeOrder, deadline: float | None, span: Span) -> AsyncGenerator[Written, None]:
@@ -41,8 +44,9 @@ class Admission:
                 prefix = await self._load(order, deadline)
                 loading.set(local_blocks=prefix.local, loaded_blocks=prefix.loaded)
             try:
-                async for written in self._step(order, prefix, span):
-                    yield written
+                async with aclosing(self._step(order, prefix, span)) as steps:
+                    async for written in steps:
+                        yield written
             except BlocksMissing:
                 if load == LOADS or not prefix.loaded:
                     raise

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from twostroke.engine.outputs import FilledBlock
-from twostroke.worker.loading import STORE_TROUBLE
+from twostroke.errors import TwostrokeError
 from twostroke.worker.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -23,8 +23,6 @@ class Publisher:
         self._limit = limit
         self._waiting: list[FilledBlock] = []
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @classmethod
     @asynccontextmanager
@@ -45,12 +43,7 @@ class Publisher:
         self._give_back(blocks[room:])
         if blocks[:room]:
             self._waiting.extend(blocks[:room])
-            self._idle.clear()
             self._wake.set()
-
-    async def idle(self) -> None:
-        """Return when everything offered was dealt with."""
-        await self._idle.wait()
 
     def _give_back(self, blocks: Sequence[FilledBlock]) -> None:
         self._worker.engine.release_pages([block.page for block in blocks])
@@ -63,9 +56,10 @@ class Publisher:
                 blocks, self._waiting = self._waiting, []
                 try:
                     await self._publish(blocks)
+                except Exception:  # a defect must not stop what comes after, nor keep pages
+                    log.exception("publishing failed", extra={"blocks": len(blocks)})
                 finally:
                     self._give_back(blocks)
-            self._idle.set()
 
     async def _publish(self, blocks: Sequence[FilledBlock]) -> None:
         deadline = asyncio.get_running_loop().time() + WRITE_SECONDS
@@ -76,5 +70,5 @@ class Publisher:
             )
             if written.lease is not None:
                 self._worker.store.release(written.lease)
-        except STORE_TROUBLE as error:
+        except TwostrokeError as error:
             log.warning("publishing failed", extra={"reason": error.reason, "blocks": len(blocks)})

@@ -12,6 +12,7 @@ from twostroke.worker.settings import WorkerSettings
 class DecodeSettings(WorkerSettings):
     """Loads prompts from the store and writes the rest of the answers."""
 
+    tokens_per_step: int = setting(128, help="tokens of one forward pass; a prompt's share of it delays every stream")
     recompute_tokens: int = setting(256, help="most tokens to compute here when blocks of a ticket are missing")
     publish_queue: int = setting(256, help="filled blocks that may wait to be published; more are not published")
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from twostroke.engine.outputs import FilledBlock, StepOutput
 from twostroke.engine.sequence import EngineRequest
+from twostroke.errors import TwostrokeError
 from twostroke.handoff import First, Handover, PrefillOrder, Progress, Ticket
 from twostroke.kv.keys import block_keys
 from twostroke.kv.refs import BlockRef, Lease
 from twostroke.telemetry import Span
 from twostroke.types import CachedTokens
-from twostroke.worker.loading import STORE_TROUBLE, Prefix, load_prefix
+from twostroke.worker.loading import Prefix, load_prefix
 from twostroke.worker.pulse import with_pulse
 from twostroke.worker.worker import Worker
 
 log = logging.getLogger(__name__)
-PULSE_SECONDS = 10.0
+PULSE_SECONDS = 10.0  # at most; a third of the lease where that is shorter
 
 
 class Handoff:
@@ -39,8 +41,9 @@ class Handoff:
             loading.set(local_blocks=prefix.local, loaded_blocks=prefix.loaded)
         publication = Publication(worker, prefix.lease, deadline)
         try:
-            async for event in self._compute(order, root, prefix, publication, span):
-                yield event
+            async with aclosing(self._compute(order, root, prefix, publication, span)) as events:
+                async for event in events:
+                    yield event
             yield publication.hand_over()
         finally:
             publication.close()
@@ -61,7 +64,7 @@ class Handoff:
         )
         with span.child("twostroke.compute", prompt_tokens=len(order.prompt)) as computing:
             async with self._worker.engine.submit(request) as outputs:
-                async for output in with_pulse(outputs, PULSE_SECONDS):
+                async for output in with_pulse(outputs, min(PULSE_SECONDS, self._worker.settings.lease_seconds / 3)):
                     if output is None:
                         await publication.keep()
                         yield publication.progress()
@@ -110,6 +113,8 @@ class Publication:
         try:
             if blocks and self._complete:
                 await self._write(blocks)
+            else:
+                await self.keep()
         finally:
             self._worker.engine.release_pages([block.page for block in blocks])
 
@@ -118,7 +123,7 @@ class Publication:
         pages = [block.page for block in blocks]
         try:
             written = await self._worker.store.write_blocks(self._lease, named, pages, deadline=self._deadline)
-        except STORE_TROUBLE as error:
+        except TwostrokeError as error:
             log.warning("publishing failed; the ticket will name fewer blocks", extra={"reason": error.reason})
             self._complete = False
             return
@@ -136,7 +141,7 @@ class Publication:
             return
         try:
             await self._worker.store.renew(self._lease, deadline=self._deadline)
-        except STORE_TROUBLE as error:
+        except TwostrokeError as error:
             log.warning("lease not renewed", extra={"reason": error.reason})
 
     def hand_over(self) -> Handover:

@@ -62,6 +62,7 @@ async def assembled(settings: RouterSettings, spans: Telemetry) -> AsyncIterator
                 finally:
                     announcing.cancel()
                     await asyncio.wait({announcing})
+                    await server.close()  # both doors drain from here on, side by side
             dispatch.close()
 
 

@@ -95,13 +95,16 @@ class Ledger:
             outcome = "internal"
             raise
         finally:
-            self._write(account.record(outcome))
             self._metrics.ended(account, outcome)
+            self._write(account.record(outcome))
 
     def _write(self, record: dict[str, object]) -> None:
         if self._file is None:
             log.info("usage", extra=record)
             return
         stamped = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **record}
-        self._file.write(json.dumps(stamped) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(stamped) + "\n")
+            self._file.flush()
+        except OSError as error:  # a full disk must not take an answer that was given
+            log.error("usage record not written", extra={"error": str(error), **record})

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import replace
 
 from services.router.accounting import Account, Ledger
@@ -117,8 +118,9 @@ class Dispatch:
             )
             answer = Answer(request.n, model.tokenizer, request.stop_strings, min_tokens=prompt.stops.min_tokens)
             errand = Errand(self._placer, self._store, self._metrics, inner, prompt, answer, account, deadline)
-            async for event in self._answered(errand, answer, account, span):
-                yield event
+            async with aclosing(self._answered(errand, answer, account, span)) as events:
+                async for event in events:
+                    yield event
             yield Usage(
                 prompt_tokens=account.prompt_tokens,
                 completion_tokens=account.completion_tokens,

@@ -116,10 +116,11 @@ class Errand:
             if not self._placer.has(Role.PREFILL, self._avoid) and self._placer.has(Role.DECODE, self._avoid):
                 return None  # decode runs the same engine
             member = await self._placer.place(Role.PREFILL, self._prompt, stored, self._avoid, span)
+            called = member.incarnation
             try:
                 return await self._prefill(member, decode, tenure, span, again=again)
             except _ANOTHER_WORKER as error:
-                self._note_failure(member, error)
+                self._note_failure(called, error)
                 if again or not self._none_emitted():
                     return None  # the first tokens are out: decode goes on from them
                 if isinstance(error, Overloaded) and not self._placer.has(Role.PREFILL, self._avoid):
@@ -131,9 +132,10 @@ class Errand:
     def _none_emitted(self) -> bool:
         return self._answer.completion_tokens == 0
 
-    def _note_failure(self, member: Member, error: TwostrokeError) -> None:
-        if member.info is not None:
-            self._avoid.add(member.info.incarnation)
+    def _note_failure(self, incarnation: str | None, error: TwostrokeError) -> None:
+        """Avoid the incarnation that was called; another may live at its address by now."""
+        if incarnation is not None:
+            self._avoid.add(incarnation)
         self._metrics.retried(error.reason)
 
     async def _prefill(
@@ -154,11 +156,13 @@ class Errand:
                         case Progress(published=published, lease=lease) if lease is not None:
                             keys = self._prompt.keys[:published]
                             if keys and (ahead is None or ahead.done()):
-                                ahead = tasks.create_task(decode.prefetch(order, keys, lease, self._deadline))
+                                ahead = tasks.create_task(decode.prefetch(order, keys, lease, span))
                         case First() if not again:
                             self._take_first(event)
                         case Handover(ticket=ticket):
                             tenure.hold(ticket)
+                            if ahead is not None:
+                                ahead.cancel()  # decode loads the rest itself, under the ticket
                             return ticket
         except BaseExceptionGroup as group:  # the task group wraps what its block raises; callers look at the kind
             raise _first_cause(group) from None
@@ -176,6 +180,7 @@ class Errand:
         lost = missing = 0
         member = decode
         while True:
+            called = member.incarnation
             try:
                 await self._decode(choice, member, ticket, tenure, span)
             except BlocksMissing as error:
@@ -185,7 +190,7 @@ class Errand:
                 ticket = await self._prefill_again(ticket, member, tenure, span) if missing == 1 else None
             except _ANOTHER_WORKER as error:
                 lost += 1
-                self._note_failure(member, error)
+                self._note_failure(called, error)
                 alone = isinstance(error, Overloaded) and not self._placer.has(Role.DECODE, self._avoid)
                 if lost == TRIES or alone:
                     raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from services.router.member import Member
 from twostroke.cluster import ModelInfo, Role, WorkerInfo
-from twostroke.errors import InvalidRequest, TwostrokeError, Unavailable
+from twostroke.errors import FormatMismatch, InvalidRequest, TwostrokeError, Unavailable
 from twostroke.kv.format import KvFormat
 from twostroke.text.bundle import MAX_BUNDLE_BYTES, TokenizerBundle
 from twostroke.text.template import ChatTemplate
@@ -31,6 +32,13 @@ class ServedModel:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     created: int  # Unix time at which the router first saw it
+
+    def require_equal(self, other: WorkerInfo, *, who: str) -> None:
+        """Raise FormatMismatch naming the first field in which a worker's model or blocks differ from these."""
+        self.kv_format.require_equal(other.kv_format, who=who)
+        for field in dataclasses.fields(self.info):
+            if getattr(self.info, field.name) != getattr(other.model, field.name):
+                raise FormatMismatch(f"{field.name} of the model differs at {who}", field=f"model.{field.name}")
 
     def require_template(self) -> ChatTemplate:
         """The chat template. Raises InvalidRequest when the model has none."""
@@ -109,7 +117,7 @@ class Fleet:
                 await self._agree(member, info)
                 self._joined(member, info)
                 said = ""
-                await member.watch()
+                await member.watch(self._tell)
             except TwostrokeError as error:
                 if member.info is None and error.message != said:
                     said = error.message  # once for each cause, not at every attempt
@@ -127,7 +135,7 @@ class Fleet:
     def _left(self, member: Member) -> None:
         if member.info is None:
             return
-        member.info = None
+        member.forget()
         log.warning("worker left", extra={"worker": member.address, "role": member.role.value})
         self._on_lost(member.address)
         self._tell()
@@ -143,7 +151,7 @@ class Fleet:
             alone = not any(each.available for each in self.members)
             if self._model is None or (alone and self._model.info != info.model):
                 self._model = await self._learn(member, info)
-            self._model.kv_format.require_equal(info.kv_format, who=member.address)
+            self._model.require_equal(info, who=member.address)
 
     async def _learn(self, member: Member, info: WorkerInfo) -> ServedModel:
         raw = await member.tokenizer(MAX_BUNDLE_BYTES)

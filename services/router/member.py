@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from twostroke import wire
 from twostroke.cluster import Role, WorkerInfo, WorkerLoad
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 INFO_SECONDS = 5.0
 TOKENIZER_SECONDS = 60.0
+PREFETCH_SECONDS = 10.0
 REPORT_MS = 250
 SILENCE_SECONDS = 10.0  # without a report for so long a worker counts as lost
 LONGEST_CALL_SECONDS = 86_400.0
@@ -54,6 +55,16 @@ class Member:
         self._prefill = prefill_pb2_grpc.PrefillServiceStub(self._channel)
         self._decode = decode_pb2_grpc.DecodeServiceStub(self._channel)
 
+    def forget(self) -> None:
+        """What was said by an incarnation that is gone holds for no other."""
+        self.info = None
+        self.load = WorkerLoad()
+
+    @property
+    def incarnation(self) -> str | None:
+        """Of the worker that is there now; None when none is."""
+        return self.info.incarnation if self.info else None
+
     @property
     def available(self) -> bool:
         """Whether new work may go there."""
@@ -84,8 +95,11 @@ class Member:
                     raise Unavailable(f"the tokenizer of {self.address} is over {limit} bytes")
         return bytes(data)
 
-    async def watch(self) -> None:
-        """Keep `load` fresh until the worker is lost. Raises WorkerLost; returns when the worker ends the stream."""
+    async def watch(self, on_change: Callable[[], None]) -> None:
+        """Keep `load` fresh until the worker is lost; `on_change` is told when it starts or stops to take work.
+
+        Returns when the worker ends the stream. Raises: WorkerLost.
+        """
         request = worker_pb2.WatchLoadRequest(interval_ms=REPORT_MS)
         with domain_errors():
             reports = self._worker.WatchLoad(request)
@@ -95,7 +109,9 @@ class Member:
                         report = await reports.read()
                     if not isinstance(report, worker_pb2.WatchLoadResponse):  # the end of the stream
                         return
-                    self.load = worker_wire.load(report.load)
+                    before, self.load = self.available, worker_wire.load(report.load)
+                    if self.available != before:
+                        on_change()
             except TimeoutError:
                 raise WorkerLost(f"{self.address} has been silent for {SILENCE_SECONDS:g} s") from None
             finally:
@@ -149,7 +165,7 @@ class Member:
             self.open_streams -= 1
             call.cancel()
 
-    async def prefetch(self, order: PrefillOrder, keys: Sequence[bytes], lease: Lease, deadline: float) -> None:
+    async def prefetch(self, order: PrefillOrder, keys: Sequence[bytes], lease: Lease, span: Span) -> None:
         """Let a decode worker load blocks ahead of its order. A hint: trouble is logged and forgotten."""
         try:
             incarnation, digest = self._addressed()
@@ -161,6 +177,6 @@ class Member:
                 lease=handoff.lease_pb(lease),
             )
             with domain_errors():
-                await self._decode.Prefetch(request, timeout=remaining(deadline, at_most=LONGEST_CALL_SECONDS))
+                await self._decode.Prefetch(request, timeout=PREFETCH_SECONDS, metadata=span.metadata)
         except TwostrokeError as error:
             log.info("prefetch failed", extra={"worker": self.address, "reason": error.reason})

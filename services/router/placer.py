@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from itertools import count
 
@@ -14,6 +15,8 @@ from twostroke.errors import Unavailable
 from twostroke.routing.index import PrefixIndex
 from twostroke.routing.placement import Candidate, Score, rank_decode, rank_prefill
 from twostroke.telemetry import Span
+
+SOON_SECONDS = 1.0
 
 
 class Placer:
@@ -61,13 +64,14 @@ class Placer:
         ]
 
     async def _await_candidates(self, role: Role, avoid: set[str]) -> list[Member]:
-        try:
-            async with asyncio.timeout(self._wait_seconds):
-                while not (members := self._candidates(role, avoid)):
-                    await self._fleet.changed()
-                return members
-        except TimeoutError:
-            raise Unavailable(f"no {role.value} worker is available", retry_after=2) from None
+        """Wait for a worker; one that failed this request is tried again when no other comes soon."""
+        for avoided, seconds in ((avoid, min(SOON_SECONDS, self._wait_seconds)), (set[str](), self._wait_seconds)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while not (members := self._candidates(role, avoided)):
+                        await self._fleet.changed()
+                    return members
+        raise Unavailable(f"no {role.value} worker is available", retry_after=2)
 
     def _rank(self, role: Role, members: Sequence[Member], prompt: Prompt, stored_blocks: int) -> list[Score]:
         size = members[0].info.kv_format.block_tokens if members[0].info else 1

@@ -17,7 +17,7 @@ class DispatchSettings:
 
     worker_wait_seconds: float = setting(30.0, help="how long a request waits for a worker to come (back)")
     request_seconds: float = setting(600.0, help="time limit of a gRPC request that has no deadline")
-    index_keys: int = setting(1_000_000, help="block keys whose place is remembered")
+    index_keys: int = setting(100_000, help="block keys whose place is remembered")
     usage_log: Path | None = setting(None, help="file to which one JSON line a request is appended; unset logs it")
 
     def __post_init__(self) -> None:

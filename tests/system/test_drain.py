@@ -12,6 +12,7 @@ from services.router.__main__ import assembled as router_service
 from services.router.gateway.settings import GatewaySettings
 from services.router.settings import RouterSettings
 from tests.support.cluster import SERVER, Shape, started, tiny_model
+from twostroke.cli.probe import health
 from twostroke.client import Client
 from twostroke.errors import Unavailable
 from twostroke.rpc.server import ServerSettings
@@ -32,6 +33,13 @@ def second_router(cluster, server: ServerSettings):
     return router_service(settings, Telemetry(None))
 
 
+async def health_of(address: str) -> str:
+    try:
+        return await health(address, 5.0)
+    except Unavailable as error:
+        return error.message.rpartition(" ")[2]
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("tiny"))
@@ -44,11 +52,15 @@ async def test_a_draining_router_finishes_its_streams_and_takes_no_more(model: P
         while doors.fleet.readiness is not None:
             await doors.fleet.changed()
         async with Client(doors.grpc) as client:
-            events = client.generate("hello", max_tokens=200, ignore_eos=True, temperature=0.0)
+            events = client.generate("hello", max_tokens=2_000, ignore_eos=True, temperature=0.0)
             assert await anext(events)
             closing = asyncio.create_task(leaving.__aexit__(None, None, None))
+            while await health_of(doors.grpc) == "SERVING":
+                await asyncio.sleep(0)
+            assert await health_of(doors.grpc) == "NOT_SERVING"  # balancers turn away while streams go on
+            assert not closing.done()
             told = [event async for event in events]
-            assert sum(len(each.tokens) for each in told if isinstance(each, Delta)) == 200
+            assert sum(len(each.tokens) for each in told if isinstance(each, Delta)) == 2_000
             await closing
             with pytest.raises(Unavailable):
                 await client.complete("hello", max_tokens=1, timeout=1)

@@ -62,6 +62,16 @@ async def test_one_request_is_one_trace_whose_spans_hang_together(tmp_path: Path
         assert not [span for span in ours.values() if "secret" in json.dumps(dict(span.attributes), default=str)]
 
 
+async def test_a_long_prompt_that_is_loaded_ahead_is_still_one_trace(tmp_path: Path, quiet_logging: None) -> None:
+    model = tiny_model(tmp_path / "model")
+    async with Collector.started() as collector:
+        with telemetry("test", TelemetrySettings(otlp_endpoint=collector.address)) as spans:
+            async with started(Shape(model=model, spans=spans, max_chunk=64)) as cluster:
+                await cluster.client.complete(tuple(range(200)) * 8, max_tokens=4, ignore_eos=True)
+            await collector.until("twostroke.request", "twostroke.prefetch")
+        assert len({span.trace for span in collector.spans}) == 1
+
+
 async def test_a_dead_collector_costs_no_request_and_no_shutdown(tmp_path: Path, quiet_logging: None) -> None:
     async with asyncio.timeout(60):
         with telemetry("test", TelemetrySettings(otlp_endpoint="http://127.0.0.1:1")) as spans:

@@ -224,7 +224,6 @@ CHAT_REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"store": True}, "store"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
     ({"max_token": 5}, "max_token"),
     ({"prompt": "x"}, "prompt"),

@@ -60,11 +60,18 @@ class Server:
     address: str
     gate: Gate
     health: health.aio.HealthServicer
+    names: tuple[str, ...]  # of the services, beside the empty one that means all
 
     async def set_ready(self, ready: bool) -> None:
         """Tell balancers whether to choose us."""
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self.health.set("", status)
+        for name in ("", *self.names):
+            await self.health.set(name, status)
+
+    async def close(self) -> None:
+        """Turn readiness off for good and take no new calls; open ones go on."""
+        await self.health.enter_graceful_shutdown()
+        self.gate.close()
 
 
 @asynccontextmanager
@@ -95,10 +102,8 @@ async def serving(
     except RuntimeError as error:
         raise Unavailable(f"cannot listen on {settings.listen}: the port is in use or not ours") from error
     await server.start()
-    running = Server(f"{host}:{port}", gate, healthy)
+    running = Server(f"{host}:{port}", gate, healthy, tuple(names))
     await running.set_ready(ready)
-    for name in names:
-        await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
     log.info("serving", extra={"address": running.address, "services": names})
     try:
         yield running
@@ -107,8 +112,7 @@ async def serving(
 
 
 async def _drain(server: grpc.aio.Server, running: Server, seconds: float) -> None:
-    await running.health.enter_graceful_shutdown()
-    running.gate.close()
+    await running.close()
     if not await running.gate.drained(seconds):
         log.warning("ending calls that outlasted the drain", extra={"open": running.gate.open_calls})
         running.gate.expel()

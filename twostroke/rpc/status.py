@@ -13,7 +13,6 @@ from google.rpc.status_pb2 import Status
 
 from twostroke.errors import (
     DOMAIN,
-    Cancelled,
     DeadlineExceeded,
     Internal,
     InvalidRequest,
@@ -33,7 +32,6 @@ _BY_CODE: dict[grpc.StatusCode, type[TwostrokeError]] = {
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.RESOURCE_EXHAUSTED: TooLarge,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
-    grpc.StatusCode.CANCELLED: Cancelled,
 }
 
 
@@ -57,8 +55,9 @@ def from_rpc_error(error: grpc.aio.AioRpcError, *, lost: type[Unavailable] = Wor
     if info is not None and (kind := by_reason().get(info.reason)) is not None:
         after = info.metadata.get("retry_after_seconds")
         return kind(message, field=info.metadata.get("field"), retry_after=float(after) if after else None)
-    if error.code() == grpc.StatusCode.UNAVAILABLE:
-        # Without our details the transport failed: nobody there, or it went away in the middle.
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        # Without our details the transport failed: nobody there, or it went away in the middle. Our own cancellations
+        # are no errors of a call: they end the task that awaits it.
         return lost(f"the connection failed: {message}")
     return _BY_CODE.get(error.code(), Internal)(message)
 

@@ -5,7 +5,8 @@ Messages that more than one service speaks.
 
 Errors of every service: a gRPC status whose details hold one google.rpc.ErrorInfo (domain "twostroke", a reason from
 the error tree, metadata "field", "retry_after_seconds" and "cure" where known). The comment of each RPC lists the
-reasons beyond these three, which any call may end with: DEADLINE_EXCEEDED, UNAVAILABLE (draining, not ready), INTERNAL.
+reasons beyond these, which any call may end with: DEADLINE_EXCEEDED, UNAVAILABLE (draining, not ready), OVERLOADED (too
+many calls are open), TOO_LARGE (a message over its limit), INTERNAL.
 
 Times on the wire are durations, never timestamps; the time limit of a call is its gRPC deadline.
 """
@@ -95,28 +96,6 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens, or the end of the context"""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
-class _Transport:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _TransportEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Transport.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    TRANSPORT_UNSPECIFIED: _Transport.ValueType  # 0
-    TRANSPORT_SHARED_MEMORY: _Transport.ValueType  # 1
-    """map the arena of the node on this host"""
-    TRANSPORT_GRPC: _Transport.ValueType  # 2
-    """KvStoreService.Read; always works"""
-
-class Transport(_Transport, metaclass=_TransportEnumTypeWrapper):
-    """Ways to read a block, in the order a ticket prefers them."""
-
-TRANSPORT_UNSPECIFIED: Transport.ValueType  # 0
-TRANSPORT_SHARED_MEMORY: Transport.ValueType  # 1
-"""map the arena of the node on this host"""
-TRANSPORT_GRPC: Transport.ValueType  # 2
-"""KvStoreService.Read; always works"""
-Global___Transport: _TypeAlias = Transport  # noqa: Y015
-
 @_typing.final
 class RequestContext(_message.Message):
     """Who asks and which try this is; the same in every hop of one attempt."""
@@ -134,7 +113,9 @@ class RequestContext(_message.Message):
     request_id: _builtins.str
     """1 to 128 characters, unique among the caller's open requests."""
     attempt: _builtins.int
-    """From 1; a retry of the same request counts up. A worker serves an attempt once and ends older ones."""
+    """From 1; a retry of the same request counts up. A worker runs one attempt at a time: an equal or newer one ends the
+    one that runs, an older one is refused.
+    """
     tenant: _builtins.str
     """Set by the router from authentication, never by a caller."""
     namespace: _builtins.str
@@ -142,9 +123,9 @@ class RequestContext(_message.Message):
     priority: Global___Priority.ValueType
     cache_policy: Global___CachePolicy.ValueType
     session: _builtins.str
-    """Groups the turns of one conversation in traces and usage records."""
+    """Groups the turns of one conversation in usage records."""
     salt: _builtins.str
-    """Narrows the namespace further: a caller's cache salt, or a value of its own for CACHE_POLICY_BYPASS."""
+    """Narrows the namespace further: a caller's cache salt. Without effect for CACHE_POLICY_BYPASS."""
     def __init__(
         self,
         *,
@@ -298,7 +279,6 @@ class Ticket(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     FORMAT_DIGEST_FIELD_NUMBER: _builtins.int
-    TRANSPORTS_FIELD_NUMBER: _builtins.int
     format_digest: _builtins.bytes
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockRef]:
@@ -306,19 +286,16 @@ class Ticket(_message.Message):
 
     @_builtins.property
     def lease(self) -> Global___Lease: ...
-    @_builtins.property
-    def transports(self) -> _containers.RepeatedScalarFieldContainer[Global___Transport.ValueType]: ...
     def __init__(
         self,
         *,
         blocks: _abc.Iterable[Global___BlockRef] | None = ...,
         lease: Global___Lease | None = ...,
         format_digest: _builtins.bytes = ...,
-        transports: _abc.Iterable[Global___Transport.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "format_digest", b"format_digest", "lease", b"lease", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "format_digest", b"format_digest", "lease", b"lease"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,8 @@ Messages that more than one service speaks.
 
 Errors of every service: a gRPC status whose details hold one google.rpc.ErrorInfo (domain "twostroke", a reason from
 the error tree, metadata "field", "retry_after_seconds" and "cure" where known). The comment of each RPC lists the
-reasons beyond these three, which any call may end with: DEADLINE_EXCEEDED, UNAVAILABLE (draining, not ready), INTERNAL.
+reasons beyond these, which any call may end with: DEADLINE_EXCEEDED, UNAVAILABLE (draining, not ready), OVERLOADED (too
+many calls are open), TOO_LARGE (a message over its limit), INTERNAL.
 
 Times on the wire are durations, never timestamps; the time limit of a call is its gRPC deadline.
 """

@@ -57,7 +57,8 @@ class DecodeServiceServicer:
 
         Errors: INVALID_REQUEST; CONTEXT_LENGTH_EXCEEDED; KV_FORMAT_MISMATCH; WORKER_LOST, `incarnation` is not this
         worker's; KV_BLOCKS_MISSING, more tokens than the worker's limit would have to be computed: prefill again;
-        OVERLOADED, the waiting list or the page pool is full.
+        OVERLOADED, the waiting list or the page pool is full; ATTEMPT_SUPERSEDED, an equal or newer attempt of this choice
+        has begun.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

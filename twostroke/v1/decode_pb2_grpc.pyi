@@ -39,7 +39,8 @@ class DecodeServiceStub:
 
     Errors: INVALID_REQUEST; CONTEXT_LENGTH_EXCEEDED; KV_FORMAT_MISMATCH; WORKER_LOST, `incarnation` is not this
     worker's; KV_BLOCKS_MISSING, more tokens than the worker's limit would have to be computed: prefill again;
-    OVERLOADED, the waiting list or the page pool is full.
+    OVERLOADED, the waiting list or the page pool is full; ATTEMPT_SUPERSEDED, an equal or newer attempt of this choice
+    has begun.
     """
     Prefetch: _grpc.UnaryUnaryMultiCallable[_decode_pb2.PrefetchRequest, _decode_pb2.PrefetchResponse]
     """Loads blocks of a prompt that is still being computed, so that Decode finds them. They enter the worker's prefix
@@ -59,7 +60,8 @@ class DecodeServiceAsyncStub(DecodeServiceStub):
 
     Errors: INVALID_REQUEST; CONTEXT_LENGTH_EXCEEDED; KV_FORMAT_MISMATCH; WORKER_LOST, `incarnation` is not this
     worker's; KV_BLOCKS_MISSING, more tokens than the worker's limit would have to be computed: prefill again;
-    OVERLOADED, the waiting list or the page pool is full.
+    OVERLOADED, the waiting list or the page pool is full; ATTEMPT_SUPERSEDED, an equal or newer attempt of this choice
+    has begun.
     """
     Prefetch: _aio.UnaryUnaryMultiCallable[_decode_pb2.PrefetchRequest, _decode_pb2.PrefetchResponse]  # type: ignore[assignment]
     """Loads blocks of a prompt that is still being computed, so that Decode finds them. They enter the worker's prefix
@@ -82,7 +84,8 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_REQUEST; CONTEXT_LENGTH_EXCEEDED; KV_FORMAT_MISMATCH; WORKER_LOST, `incarnation` is not this
         worker's; KV_BLOCKS_MISSING, more tokens than the worker's limit would have to be computed: prefill again;
-        OVERLOADED, the waiting list or the page pool is full.
+        OVERLOADED, the waiting list or the page pool is full; ATTEMPT_SUPERSEDED, an equal or newer attempt of this choice
+        has begun.
         """
 
     @_abc_1.abstractmethod

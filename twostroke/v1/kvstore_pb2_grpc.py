@@ -127,7 +127,7 @@ class KvStoreServiceServicer:
         evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer.
 
         Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
-        OVERLOADED, no more leases or blocks under this one; WORKER_LOST.
+        OVERLOADED, no more leases; WORKER_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

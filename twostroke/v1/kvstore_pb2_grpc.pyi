@@ -53,7 +53,7 @@ class KvStoreServiceStub:
     evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer.
 
     Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
-    OVERLOADED, no more leases or blocks under this one; WORKER_LOST.
+    OVERLOADED, no more leases; WORKER_LOST.
     """
     Commit: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.CommitRequest, _kvstore_pb2.CommitResponse]
     """Makes written blocks visible, under the lease. Idempotent. A block whose reservation has expired is not committed
@@ -116,7 +116,7 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer.
 
     Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
-    OVERLOADED, no more leases or blocks under this one; WORKER_LOST.
+    OVERLOADED, no more leases; WORKER_LOST.
     """
     Commit: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.CommitRequest, _kvstore_pb2.CommitResponse]  # type: ignore[assignment]
     """Makes written blocks visible, under the lease. Idempotent. A block whose reservation has expired is not committed
@@ -194,7 +194,7 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer.
 
         Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
-        OVERLOADED, no more leases or blocks under this one; WORKER_LOST.
+        OVERLOADED, no more leases; WORKER_LOST.
         """
 
     @_abc_1.abstractmethod

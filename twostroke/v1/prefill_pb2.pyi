@@ -98,7 +98,7 @@ Global___PrefillResponse: _TypeAlias = PrefillResponse  # noqa: Y015
 
 @_typing.final
 class PrefillProgress(_message.Message):
-    """Sent after each chunk and at least every 10 s."""
+    """Sent after each chunk, and while the prompt waits for its turn at least every 10 s."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -188,7 +188,7 @@ class PrefillResult(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ticket(self) -> _common_pb2.Ticket:
-        """Absent when every choice ended with its first token, or when nothing could be stored."""
+        """Absent when nothing could be stored."""
 
     def __init__(
         self,

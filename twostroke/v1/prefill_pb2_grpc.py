@@ -53,7 +53,8 @@ class PrefillServiceServicer:
         blocks that were committed stay, they are true for anyone.
 
         Errors: INVALID_REQUEST; CONTEXT_LENGTH_EXCEEDED; KV_FORMAT_MISMATCH, `format_digest` is not this worker's;
-        WORKER_LOST, `incarnation` is not this worker's; OVERLOADED, the waiting list or the page pool is full.
+        WORKER_LOST, `incarnation` is not this worker's; OVERLOADED, the waiting list or the page pool is full;
+        ATTEMPT_SUPERSEDED, an equal or newer attempt of this request has begun.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,8 @@ class PrefillServiceStub:
     blocks that were committed stay, they are true for anyone.
 
     Errors: INVALID_REQUEST; CONTEXT_LENGTH_EXCEEDED; KV_FORMAT_MISMATCH, `format_digest` is not this worker's;
-    WORKER_LOST, `incarnation` is not this worker's; OVERLOADED, the waiting list or the page pool is full.
+    WORKER_LOST, `incarnation` is not this worker's; OVERLOADED, the waiting list or the page pool is full;
+    ATTEMPT_SUPERSEDED, an equal or newer attempt of this request has begun.
     """
 
 @_typing.type_check_only
@@ -55,7 +56,8 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
     blocks that were committed stay, they are true for anyone.
 
     Errors: INVALID_REQUEST; CONTEXT_LENGTH_EXCEEDED; KV_FORMAT_MISMATCH, `format_digest` is not this worker's;
-    WORKER_LOST, `incarnation` is not this worker's; OVERLOADED, the waiting list or the page pool is full.
+    WORKER_LOST, `incarnation` is not this worker's; OVERLOADED, the waiting list or the page pool is full;
+    ATTEMPT_SUPERSEDED, an equal or newer attempt of this request has begun.
     """
 
 class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -73,7 +75,8 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         blocks that were committed stay, they are true for anyone.
 
         Errors: INVALID_REQUEST; CONTEXT_LENGTH_EXCEEDED; KV_FORMAT_MISMATCH, `format_digest` is not this worker's;
-        WORKER_LOST, `incarnation` is not this worker's; OVERLOADED, the waiting list or the page pool is full.
+        WORKER_LOST, `incarnation` is not this worker's; OVERLOADED, the waiting list or the page pool is full;
+        ATTEMPT_SUPERSEDED, an equal or newer attempt of this request has begun.
         """
 
 def add_PrefillServiceServicer_to_server(servicer: PrefillServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

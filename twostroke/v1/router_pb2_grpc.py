@@ -63,7 +63,7 @@ class RouterServiceServicer:
 
         Errors: INVALID_REQUEST, a field is unknown, out of range or too large (metadata "field");
         CONTEXT_LENGTH_EXCEEDED, before any work; NOT_FOUND, no such model; OVERLOADED, a bound is reached (retry after the
-        given time); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
+        given time, where one is given); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,7 +77,7 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Says how the cluster is: workers, loads, the store. Errors: none beyond the common ones.
+        """Says how the cluster is: workers and their loads. Errors: none beyond the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

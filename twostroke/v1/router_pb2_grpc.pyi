@@ -40,12 +40,12 @@ class RouterServiceStub:
 
     Errors: INVALID_REQUEST, a field is unknown, out of range or too large (metadata "field");
     CONTEXT_LENGTH_EXCEEDED, before any work; NOT_FOUND, no such model; OVERLOADED, a bound is reached (retry after the
-    given time); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
+    given time, where one is given); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]
     """Lists the models that can be asked for. Errors: none beyond the common ones."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]
-    """Says how the cluster is: workers, loads, the store. Errors: none beyond the common ones."""
+    """Says how the cluster is: workers and their loads. Errors: none beyond the common ones."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -59,12 +59,12 @@ class RouterServiceAsyncStub(RouterServiceStub):
 
     Errors: INVALID_REQUEST, a field is unknown, out of range or too large (metadata "field");
     CONTEXT_LENGTH_EXCEEDED, before any work; NOT_FOUND, no such model; OVERLOADED, a bound is reached (retry after the
-    given time); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
+    given time, where one is given); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that can be asked for. Errors: none beyond the common ones."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """Says how the cluster is: workers, loads, the store. Errors: none beyond the common ones."""
+    """Says how the cluster is: workers and their loads. Errors: none beyond the common ones."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """The door for internal callers; the OpenAI HTTP door leads to the same place."""
@@ -81,7 +81,7 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_REQUEST, a field is unknown, out of range or too large (metadata "field");
         CONTEXT_LENGTH_EXCEEDED, before any work; NOT_FOUND, no such model; OVERLOADED, a bound is reached (retry after the
-        given time); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
+        given time, where one is given); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
         """
 
     @_abc_1.abstractmethod
@@ -98,6 +98,6 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.GetStatusResponse, _abc.Awaitable[_router_pb2.GetStatusResponse]]:
-        """Says how the cluster is: workers, loads, the store. Errors: none beyond the common ones."""
+        """Says how the cluster is: workers and their loads. Errors: none beyond the common ones."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

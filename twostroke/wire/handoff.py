@@ -9,8 +9,6 @@ from twostroke.kv.refs import BlockRef, Lease
 from twostroke.v1 import common_pb2, decode_pb2, prefill_pb2
 from twostroke.wire import common
 
-TRANSPORTS = (common_pb2.TRANSPORT_SHARED_MEMORY, common_pb2.TRANSPORT_GRPC)
-
 
 def lease(message: common_pb2.Lease) -> Lease:
     """Read a lease."""
@@ -42,7 +40,6 @@ def ticket_pb(value: Ticket) -> common_pb2.Ticket:
         ],
         lease=lease_pb(value.lease),
         format_digest=value.format_digest,
-        transports=TRANSPORTS,
     )
 
 

@@ -1,4 +1,4 @@
-"""One attempt at a time: a retry ends what it replaces, and what was replaced never comes back."""
+"""One attempt at a time: a retry ends what it replaces, and an older one does not replace a newer."""
 
 from __future__ import annotations
 

@@ -6,14 +6,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.errors import DeadlineExceeded, Internal, NotFound, Overloaded, Unavailable
+from twostroke.errors import TwostrokeError
 from twostroke.kv.refs import Lease
 from twostroke.worker.worker import Worker
 
 log = logging.getLogger(__name__)
-
-# The store may be full, slow, restarting, dead or defective: then blocks are computed, not waited for.
-STORE_TROUBLE = (Unavailable, DeadlineExceeded, Overloaded, NotFound, Internal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +43,7 @@ async def load_prefix(
     missing = keys[local:]
     try:
         held = await store.lookup(missing, deadline=deadline)
-    except STORE_TROUBLE as error:
+    except TwostrokeError as error:
         log.warning("store lookup failed; computing instead", extra={"reason": error.reason})
         return Prefix(local=local, lease=lease)
     pages = await engine.take_pages(held)
@@ -54,7 +51,7 @@ async def load_prefix(
         return Prefix(local=local, lease=lease)
     try:
         read = await store.read_blocks(lease, missing[: len(pages)], pages, deadline=deadline)
-    except STORE_TROUBLE as error:
+    except TwostrokeError as error:
         engine.release_pages(pages)
         log.warning("store read failed; computing instead", extra={"reason": error.reason})
         return Prefix(local=local, lease=lease)

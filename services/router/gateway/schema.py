@@ -124,13 +124,12 @@ class CompletionBody(Body):
 
 
 # Accepted and without effect: they describe the caller, or tools, which a request cannot have.
-WITHOUT_EFFECT = frozenset({"user", "metadata", "safety_identifier", "parallel_tool_calls"})
+WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "safety_identifier", "parallel_tool_calls"})
 
 # Known to the API but not supported: refused unless they ask for what happens anyway.
 COMMON_ONLY: dict[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
-    "store": (False,),
 }
 CHAT_ONLY = COMMON_ONLY | {
     "audio": (),
