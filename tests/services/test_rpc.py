@@ -16,7 +16,6 @@ from google.rpc.status_pb2 import Status
 from tests.support.playing import ASK, READY, Behaviour, Playing, Waiting, chunks, played, raised, raising
 from twostroke.errors import (
     DOMAIN,
-    Cancelled,
     DeadlineExceeded,
     Internal,
     InvalidRequest,
@@ -215,7 +214,7 @@ async def test_a_defect_becomes_internal_and_tells_nothing_of_its_text(call: str
         (grpc.StatusCode.NOT_FOUND, NotFound),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, TooLarge),
         (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
-        (grpc.StatusCode.CANCELLED, Cancelled),
+        (grpc.StatusCode.CANCELLED, WorkerLost),
         (grpc.StatusCode.UNAVAILABLE, WorkerLost),
         (grpc.StatusCode.DATA_LOSS, Internal),
     ],

@@ -102,7 +102,7 @@ async def test_health_speaks_for_the_server_and_for_each_service() -> None:
         health = health_pb2_grpc.HealthStub(channel)
         assert await health_of(health, "") == await health_of(health, NAME) == SERVING
         await server.set_ready(False)
-        assert (await health_of(health, ""), await health_of(health, NAME)) == (NOT_SERVING, SERVING)
+        assert (await health_of(health, ""), await health_of(health, NAME)) == (NOT_SERVING, NOT_SERVING)
         await server.set_ready(True)
         assert await health_of(health, "") == SERVING
 

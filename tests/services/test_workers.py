@@ -20,7 +20,7 @@ from twostroke.errors import BlocksMissing, FormatMismatch, InvalidRequest, Supe
 from twostroke.handoff import DecodeOrder, First, Handover, PrefillOrder, Progress, Ticket, Written
 from twostroke.kv.keys import block_keys, request_root
 from twostroke.kv.refs import BlockRef, Lease
-from twostroke.telemetry import Telemetry
+from twostroke.telemetry import Span, Telemetry
 from twostroke.text.bundle import MAX_BUNDLE_BYTES, TokenizerBundle
 from twostroke.types import FinishReason, RequestContext, SamplingParams, StopConditions
 
@@ -172,7 +172,7 @@ async def test_blocks_are_loaded_ahead_once(pair: Pair) -> None:
     assert order.ticket is not None
     whole = PrefillOrder(context=order.context, prompt=order.prompt, sampling=GREEDY, stops=STOPS)
     for _ in range(2):
-        await pair.decode.prefetch(whole, pair.keys(order), order.ticket.lease, soon())
+        await pair.decode.prefetch(whole, pair.keys(order), order.ticket.lease, Span(None))
         assert await pair.cluster.decode[0].engine.cached_blocks(pair.keys(order)) == 10
     news = await pair.decoded(order)
     pair.give_up(order)
