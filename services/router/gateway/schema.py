@@ -102,7 +102,7 @@ class Body(Shape):
     priority: Literal["interactive", "standard", "batch"] = "standard"
     cache_policy: Literal["read_write", "bypass"] = "read_write"
     cache_salt: str = ""
-    prompt_cache_key: str | None = None  # names the conversation: the session of traces and usage records
+    prompt_cache_key: str | None = None  # names the conversation: the session of usage records
 
 
 class ChatBody(Body):
