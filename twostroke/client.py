@@ -19,7 +19,7 @@ import grpc
 
 from twostroke import limits, wire
 from twostroke.cluster import ModelInfo, WorkerInfo, WorkerLoad
-from twostroke.errors import InvalidRequest, Overloaded, TwostrokeError, Unavailable
+from twostroke.errors import InvalidRequest, Overloaded, RouterUnreachable, TwostrokeError, Unavailable
 from twostroke.rpc.channel import connect
 from twostroke.rpc.deadline import remaining
 from twostroke.rpc.status import domain_errors
@@ -90,6 +90,10 @@ class Client:
     """
 
     def __init__(self, address: str) -> None:
+        if "://" in address:
+            raise InvalidRequest(
+                f"{address} is a URL; the gRPC door is a host:port, such as 127.0.0.1:8001", field="address"
+            )
         self._address = address
         self._channel: grpc.aio.Channel | None = None
 
@@ -192,7 +196,7 @@ class Client:
     async def _events(self, message: router_pb2.GenerateRequest, deadline: float) -> AsyncGenerator[Event, None]:
         call = self._stub.Generate(message, timeout=remaining(deadline, at_most=LONGEST_REQUEST_SECONDS))
         try:
-            with domain_errors(lost=Unavailable):
+            with domain_errors(lost=RouterUnreachable):
                 async for response in call:
                     yield wire.event(response)
         finally:
@@ -224,13 +228,13 @@ class Client:
 
     async def models(self, *, timeout: float = 10.0) -> tuple[ModelInfo, ...]:
         """The models served. Raises TwostrokeError."""
-        with domain_errors(lost=Unavailable):
+        with domain_errors(lost=RouterUnreachable):
             response = await self._stub.ListModels(router_pb2.ListModelsRequest(), timeout=_checked(timeout))
         return tuple(worker_wire.model_info(each) for each in response.models)
 
     async def status(self, *, timeout: float = 10.0) -> Status:
         """How the cluster is. Raises TwostrokeError."""
-        with domain_errors(lost=Unavailable):
+        with domain_errors(lost=RouterUnreachable):
             response = await self._stub.GetStatus(router_pb2.GetStatusRequest(), timeout=_checked(timeout))
         workers = tuple(
             WorkerStatus(

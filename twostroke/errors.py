@@ -8,7 +8,8 @@ TwostrokeError
 ├── FormatMismatch            FAILED_PRECONDITION 409  two parties disagree on a KvFormat field
 ├── Overloaded                RESOURCE_EXHAUSTED  429  a bound was reached; retry after a while
 ├── Unavailable               UNAVAILABLE         503  not ready, draining, or the last worker is gone
-│   └── WorkerLost            UNAVAILABLE         503  a worker ended in the middle of a request
+│   ├── WorkerLost            UNAVAILABLE         503  a worker ended in the middle of a request
+│   └── RouterUnreachable     UNAVAILABLE         503  no router answers at the address
 ├── DeadlineExceeded          DEADLINE_EXCEEDED   504  the time limit passed
 ├── BlocksMissing             ABORTED             503  the store no longer holds blocks a ticket names
 ├── Superseded                ABORTED             409  a newer attempt of the same request runs
@@ -104,6 +105,13 @@ class WorkerLost(Unavailable):
     """The worker that held this request ended."""
 
     reason = "WORKER_LOST"
+
+
+class RouterUnreachable(Unavailable):
+    """No router answers at the address."""
+
+    reason = "ROUTER_UNREACHABLE"
+    cure = "start a cluster with `make up`, or give the host:port of its gRPC door"
 
 
 class DeadlineExceeded(TwostrokeError):

@@ -56,7 +56,7 @@ def check_sampling(sampling: SamplingParams) -> None:
     _within("min_p", sampling.min_p, 0, 1)
     _within("presence_penalty", sampling.presence_penalty, -2, 2)
     _within("frequency_penalty", sampling.frequency_penalty, -2, 2)
-    _within("repetition_penalty", sampling.repetition_penalty, 0, 10, above=True)
+    _within("repetition_penalty", sampling.repetition_penalty, 0.01, 10)
     _within("seed", sampling.seed, 0, (1 << SEED_BITS) - 1)
     _within("logit_bias", len(sampling.logit_bias), 0, MAX_LOGIT_BIAS, unit="entries")
     for bias in sampling.logit_bias.values():

@@ -44,7 +44,8 @@ class Handoff:
             async with aclosing(self._compute(order, root, prefix, publication, span)) as events:
                 async for event in events:
                     yield event
-            yield publication.hand_over()
+            yield publication.handover()
+            publication.handed_over()  # not before: a caller that has left takes nothing over
         finally:
             publication.close()
 
@@ -144,12 +145,18 @@ class Publication:
         except TwostrokeError as error:
             log.warning("lease not renewed", extra={"reason": error.reason})
 
-    def hand_over(self) -> Handover:
-        """Give the lease away."""
+    def handed_over(self) -> None:
+        """Forget the lease: it is the receiver's."""
+        if self._refs:
+            self._lease = None
+
+    def handover(self) -> Handover:
+        """What the receiver needs."""
         if self._lease is None or not self._refs:
             return Handover(None)
-        lease, self._lease = self._lease, None
-        return Handover(Ticket(blocks=tuple(self._refs), lease=lease, format_digest=self._worker.kv_format.digest))
+        return Handover(
+            Ticket(blocks=tuple(self._refs), lease=self._lease, format_digest=self._worker.kv_format.digest)
+        )
 
     def close(self) -> None:
         """Give back what is still held."""

@@ -148,6 +148,7 @@ class Errand:
             stops=self._prompt.stops,
             choices=self._request.n,
         )
+        handed: Ticket | None = None
         try:
             async with asyncio.TaskGroup() as tasks, aclosing(member.prefill(order, self._deadline, span)) as events:
                 ahead: asyncio.Task[None] | None = None
@@ -159,14 +160,14 @@ class Errand:
                                 ahead = tasks.create_task(decode.prefetch(order, keys, lease, span))
                         case First() if not again:
                             self._take_first(event)
-                        case Handover(ticket=ticket):
-                            tenure.hold(ticket)
+                        case Handover(ticket=handed):
+                            tenure.hold(handed)
                             if ahead is not None:
                                 ahead.cancel()  # decode loads the rest itself, under the ticket
-                            return ticket
+                # Read to the end: only then does the worker know that the lease has a new holder.
         except BaseExceptionGroup as group:  # the task group wraps what its block raises; callers look at the kind
             raise _first_cause(group) from None
-        return None
+        return handed
 
     def _take_first(self, first: First) -> None:
         self._account.cached = first.cached
@@ -176,11 +177,14 @@ class Errand:
     async def _finish(
         self, choice: Choice, decode: Member, ticket: Ticket | None, tenure: Tenure, stored: int, span: Span
     ) -> None:
-        """Decode one choice to its end; a lost worker is replaced once, lost blocks are computed again once."""
+        """Decode one choice to its end.
+
+        A lost worker is replaced, once for each stretch without a token; lost blocks are computed again once.
+        """
         lost = missing = 0
         member = decode
         while True:
-            called = member.incarnation
+            called, before = member.incarnation, len(choice.emitted)
             try:
                 await self._decode(choice, member, ticket, tenure, span)
             except BlocksMissing as error:
@@ -189,7 +193,7 @@ class Errand:
                 # The second time decode computes all of it.
                 ticket = await self._prefill_again(ticket, member, tenure, span) if missing == 1 else None
             except _ANOTHER_WORKER as error:
-                lost += 1
+                lost = 1 if len(choice.emitted) > before else lost + 1
                 self._note_failure(called, error)
                 alone = isinstance(error, Overloaded) and not self._placer.has(Role.DECODE, self._avoid)
                 if lost == TRIES or alone:

@@ -37,7 +37,7 @@ class ServedModel:
         """Raise FormatMismatch naming the first field in which a worker's model or blocks differ from these."""
         self.kv_format.require_equal(other.kv_format, who=who)
         for field in dataclasses.fields(self.info):
-            if getattr(self.info, field.name) != getattr(other.model, field.name):
+            if field.name != "context_tokens" and getattr(self.info, field.name) != getattr(other.model, field.name):
                 raise FormatMismatch(f"{field.name} of the model differs at {who}", field=f"model.{field.name}")
 
     def require_template(self) -> ChatTemplate:
@@ -152,6 +152,8 @@ class Fleet:
             if self._model is None or (alone and self._model.info != info.model):
                 self._model = await self._learn(member, info)
             self._model.require_equal(info, who=member.address)
+            if info.model.context_tokens < self._model.info.context_tokens:  # the smallest worker bounds what fits
+                self._model = dataclasses.replace(self._model, info=info.model)
 
     async def _learn(self, member: Member, info: WorkerInfo) -> ServedModel:
         raw = await member.tokenizer(MAX_BUNDLE_BYTES)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import grpc
 
 from twostroke import wire
 from twostroke.cluster import Role, WorkerInfo, WorkerLoad
@@ -50,15 +53,19 @@ class Member:
         self.pending_tokens = 0
         self.open_streams = 0
         self.last_chosen = 0
+        self._calls: set[grpc.aio.Call] = set()
         self._channel = connect(address)
         self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._prefill = prefill_pb2_grpc.PrefillServiceStub(self._channel)
         self._decode = decode_pb2_grpc.DecodeServiceStub(self._channel)
 
     def forget(self) -> None:
-        """What was said by an incarnation that is gone holds for no other."""
+        """What was said by an incarnation that is gone holds for no other; its calls end as WorkerLost."""
         self.info = None
         self.load = WorkerLoad()
+        calls, self._calls = self._calls, set()
+        for call in calls:  # a worker that is stuck would hold them open until the transport gives up
+            call.cancel()
 
     @property
     def incarnation(self) -> str | None:
@@ -122,6 +129,22 @@ class Member:
             raise WorkerLost(f"{self.address} cannot be reached")
         return self.info.incarnation, self.info.kv_format.digest
 
+    @contextmanager
+    def _open(self, call: grpc.aio.Call) -> Iterator[None]:
+        """Read a call inside the block; leaving it cancels the call. Raises TwostrokeError."""
+        self._calls.add(call)
+        task = asyncio.current_task()
+        try:
+            with domain_errors():
+                yield
+        except asyncio.CancelledError:
+            if call in self._calls or (task is not None and task.cancelling()):
+                raise
+            raise WorkerLost(f"{self.address} does not answer any more") from None
+        finally:
+            self._calls.discard(call)
+            call.cancel()
+
     async def prefill(
         self, order: PrefillOrder, deadline: float, span: Span
     ) -> AsyncGenerator[Progress | First | Handover, None]:
@@ -133,7 +156,7 @@ class Member:
         self.pending_tokens += tokens
         call = self._prefill.Prefill(request, timeout=seconds, metadata=span.metadata)
         try:
-            with domain_errors():
+            with self._open(call):
                 async for response in call:
                     event = handoff.prefill_event(response)
                     if isinstance(event, First):
@@ -141,7 +164,6 @@ class Member:
                     yield event
         finally:
             self.pending_tokens -= tokens
-            call.cancel()
 
     async def decode(self, order: DecodeOrder, deadline: float, span: Span) -> AsyncGenerator[Written, None]:
         """Write a choice. Leaving the iterator cancels the call.
@@ -155,7 +177,7 @@ class Member:
         call = self._decode.Decode(request, timeout=seconds, metadata=span.metadata)
         expected = 0
         try:
-            with domain_errors():
+            with self._open(call):
                 async for response in call:
                     expected += 1
                     if response.sequence != expected:
@@ -163,7 +185,6 @@ class Member:
                     yield handoff.written(response)
         finally:
             self.open_streams -= 1
-            call.cancel()
 
     async def prefetch(self, order: PrefillOrder, keys: Sequence[bytes], lease: Lease, span: Span) -> None:
         """Let a decode worker load blocks ahead of its order. A hint: trouble is logged and forgotten."""

@@ -74,7 +74,7 @@ samplings = made(
     min_p=st.floats(0, 1),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
-    repetition_penalty=st.floats(0, 10, exclude_min=True),
+    repetition_penalty=st.floats(0.01, 10),
     logit_bias=st.dictionaries(uint32, st.floats(-100, 100, width=32), max_size=4),
     seed=uint64,
     logprobs=st.none() | st.integers(0, limits.MAX_LOGPROBS),

@@ -52,6 +52,14 @@ class Service:
         self._alive.kill()
         await self.ended()
 
+    def freeze(self) -> None:
+        """Stop it in its tracks, as a stuck process is: alive, connected, silent."""
+        self._alive.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._alive.send_signal(signal.SIGCONT)
+
     def terminate(self) -> None:
         """Ask it to drain."""
         self._alive.send_signal(signal.SIGTERM)

@@ -246,3 +246,11 @@ def test_a_block_holds_from_one_token_to_a_blockful(tokens: int) -> None:
 def test_a_lease_lives_for_some_time() -> None:
     for seconds in (0.0, -1.0):
         refused(messages.lease_seconds, wire.duration_pb(seconds), "lease_duration")
+
+
+@pytest.mark.parametrize("field", ["priority", "cache_policy", "output"])
+def test_an_enum_value_that_is_not_known_is_refused_by_name(field: str) -> None:
+    message = router_pb2.GenerateRequest(text="hello", **{field: 99})
+    with pytest.raises(InvalidRequest) as caught:
+        wire.generate_request(message)
+    assert caught.value.field == field

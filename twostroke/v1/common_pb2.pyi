@@ -350,7 +350,7 @@ class SamplingParams(_message.Message):
     frequency_penalty: _builtins.float
     """-2 to 2; default 0"""
     repetition_penalty: _builtins.float
-    """over 0 to 10; default 1"""
+    """0.01 to 10; default 1"""
     seed: _builtins.int
     """Every random choice follows from it. Absent: the router draws one and reports it."""
     logprobs: _builtins.int

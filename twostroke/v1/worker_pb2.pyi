@@ -129,6 +129,7 @@ class ModelInfo(_message.Message):
     """The id to ask for."""
     architecture: _builtins.str
     context_tokens: _builtins.int
+    """What the model was made for, or what the worker's pages hold, if that is less."""
     vocab_size: _builtins.int
     weight_mode: _builtins.str
     tokenizer_digest: _builtins.bytes

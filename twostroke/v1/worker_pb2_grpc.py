@@ -73,7 +73,7 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """Streams the worker's load: at once, then every `interval_ms`. When the worker drains, a last report says so.
+        """Streams the worker's load: at once, then every `interval_ms`; a change to draining at once. Ends with the worker.
 
         Errors: INVALID_REQUEST, `interval_ms` is under 10 or over 60000.
         """

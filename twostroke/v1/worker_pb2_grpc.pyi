@@ -42,7 +42,7 @@ class WorkerServiceStub:
     needs no model files. The pieces joined have the digest of ModelInfo.tokenizer_digest.
     """
     WatchLoad: _grpc.UnaryStreamMultiCallable[_worker_pb2.WatchLoadRequest, _worker_pb2.WatchLoadResponse]
-    """Streams the worker's load: at once, then every `interval_ms`. When the worker drains, a last report says so.
+    """Streams the worker's load: at once, then every `interval_ms`; a change to draining at once. Ends with the worker.
 
     Errors: INVALID_REQUEST, `interval_ms` is under 10 or over 60000.
     """
@@ -61,7 +61,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     needs no model files. The pieces joined have the digest of ModelInfo.tokenizer_digest.
     """
     WatchLoad: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchLoadRequest, _worker_pb2.WatchLoadResponse]  # type: ignore[assignment]
-    """Streams the worker's load: at once, then every `interval_ms`. When the worker drains, a last report says so.
+    """Streams the worker's load: at once, then every `interval_ms`; a change to draining at once. Ends with the worker.
 
     Errors: INVALID_REQUEST, `interval_ms` is under 10 or over 60000.
     """
@@ -95,7 +95,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.WatchLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WatchLoadResponse], _abc.AsyncIterator[_worker_pb2.WatchLoadResponse]]:
-        """Streams the worker's load: at once, then every `interval_ms`. When the worker drains, a last report says so.
+        """Streams the worker's load: at once, then every `interval_ms`; a change to draining at once. Ends with the worker.
 
         Errors: INVALID_REQUEST, `interval_ms` is under 10 or over 60000.
         """

@@ -48,8 +48,12 @@ def draw_seed() -> int:
 
 
 def priority(message: common_pb2.Priority.ValueType) -> Priority:
-    """Read a priority; unspecified means standard."""
-    return _PRIORITY.get(message, Priority.STANDARD)
+    """Read a priority; unspecified means standard. Raises InvalidRequest for one we do not know."""
+    if message == common_pb2.PRIORITY_UNSPECIFIED:
+        return Priority.STANDARD
+    if message not in _PRIORITY:
+        raise InvalidRequest(f"unknown priority {message}", field="priority")
+    return _PRIORITY[message]
 
 
 def priority_pb(value: Priority) -> common_pb2.Priority.ValueType:
@@ -58,8 +62,12 @@ def priority_pb(value: Priority) -> common_pb2.Priority.ValueType:
 
 
 def cache_policy(message: common_pb2.CachePolicy.ValueType) -> CachePolicy:
-    """Read a cache policy; unspecified means read-write."""
-    return _POLICY.get(message, CachePolicy.READ_WRITE)
+    """Read a cache policy; unspecified means read-write. Raises InvalidRequest for one we do not know."""
+    if message == common_pb2.CACHE_POLICY_UNSPECIFIED:
+        return CachePolicy.READ_WRITE
+    if message not in _POLICY:
+        raise InvalidRequest(f"unknown cache policy {message}", field="cache_policy")
+    return _POLICY[message]
 
 
 def cache_policy_pb(value: CachePolicy) -> common_pb2.CachePolicy.ValueType:

@@ -28,6 +28,8 @@ def new_request_id() -> str:
 
 def generate_request(message: router_pb2.GenerateRequest) -> GenerateRequest:
     """Read and check what a gRPC caller wants. Raises InvalidRequest naming the field."""
+    if message.output not in router_pb2.Output.values():
+        raise InvalidRequest(f"unknown output {message.output}", field="output")
     request = GenerateRequest(
         context=_caller(message),
         prompt=_prompt(message),

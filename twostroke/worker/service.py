@@ -48,15 +48,18 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def WatchLoad(
         self, request: worker_pb2.WatchLoadRequest, context: Context
     ) -> AsyncIterator[worker_pb2.WatchLoadResponse]:
-        """Report the load every interval until the worker drains."""
+        """Report the load every interval until the server stops."""
         if not 10 <= request.interval_ms <= 60_000:
             raise InvalidRequest("interval_ms must be from 10 to 60000", field="interval_ms")
-        while not self._gate.closed:
-            yield worker_pb2.WatchLoadResponse(load=wire_worker.load_pb(load_of(self._worker, draining=False)))
+        while True:
+            draining = self._gate.closed
+            yield worker_pb2.WatchLoadResponse(load=wire_worker.load_pb(load_of(self._worker, draining=draining)))
+            if draining:
+                await asyncio.sleep(request.interval_ms / 1_000)
+                continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(request.interval_ms / 1_000):
                     await self._gate.wait_closed()
-        yield worker_pb2.WatchLoadResponse(load=wire_worker.load_pb(load_of(self._worker, draining=True)))
 
 
 def describe(worker: Worker, role: Role) -> WorkerInfo:
@@ -65,7 +68,7 @@ def describe(worker: Worker, role: Role) -> WorkerInfo:
     model = ModelInfo(
         id=worker.settings.served_name,
         architecture=config.architecture,
-        context_tokens=config.max_positions,
+        context_tokens=min(config.max_positions, worker.engine.load().pages * kv_format.block_tokens),
         vocab_size=config.vocab_size,
         end_token_ids=config.end_token_ids,
         weight_mode=kv_format.weight_mode,
