@@ -40,6 +40,7 @@ class WorkerInfo:
     device: str
     pages: int
     max_running: int
+    max_open: int  # sequences that are computed, and those that may wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,7 @@ class Dispatch:
         with (
             self._ledger.account(request) as account,
             self._metrics.open_requests.track_inprogress(),
+            self._placer.admitted(request.n),
             self._telemetry.span("twostroke.request", parent=request.traceparent, **attributes) as span,
         ):
             log_as(request.context.request_id, span)

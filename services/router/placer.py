@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 
 from services.router.fleet import Fleet
 from services.router.member import Member
 from services.router.prompt import Prompt
 from twostroke.cluster import Role
-from twostroke.errors import Unavailable
+from twostroke.errors import Overloaded, Unavailable
 from twostroke.routing.index import PrefixIndex
 from twostroke.routing.placement import Candidate, Score, rank_decode, rank_prefill
 from twostroke.telemetry import Span
@@ -27,6 +28,27 @@ class Placer:
         self._index = index
         self._wait_seconds = wait_seconds
         self._decisions = count(1)
+        self._held = 0  # choices of open requests
+
+    @contextmanager
+    def admitted(self, choices: int) -> Iterator[None]:
+        """Hold room for a request's choices, in both kinds of worker, for the length of the block.
+
+        Raises: Overloaded, at once, when the workers that are there could not take them all.
+        """
+        room = [capacity for role in Role if (capacity := self._capacity(role)) is not None]
+        if room and self._held + choices > min(room):
+            raise Overloaded(f"{self._held} answers are being written; no more are taken", retry_after=1)
+        self._held += choices
+        try:
+            yield
+        finally:
+            self._held -= choices
+
+    def _capacity(self, role: Role) -> int | None:
+        """Sequences that the available workers of a kind may have open; None when there is none: requests wait."""
+        members = self._fleet.available(role)
+        return sum(member.info.max_open for member in members if member.info) if members else None
 
     def has(self, role: Role, avoid: set[str]) -> bool:
         """Whether a worker of this kind could be chosen at once."""

@@ -150,6 +150,7 @@ workers = made(
     device=names,
     pages=uint32,
     max_running=uint32,
+    max_open=uint32,
 )
 loads = made(
     WorkerLoad,

@@ -129,3 +129,18 @@ async def test_more_than_the_waiting_list_holds_is_refused_with_a_time_to_come_b
         assert {status for status, _ in answers} == {200, 429}
         assert all(after is not None for status, after in answers if status == 429)
         await assert_unaffected(cluster)
+
+
+async def test_streams_beyond_what_workers_take_are_refused_before_they_begin(model: Path) -> None:
+    body = {"prompt": "hello", "max_tokens": 40, "ignore_eos": True, "stream": True}
+    async with started(Shape(model=model, max_running=2, max_waiting=2)) as cluster, aiohttp.ClientSession() as http:
+
+        async def ask() -> tuple[int, bool]:
+            async with http.post(f"{cluster.http}/v1/completions", json=body) as response:
+                text = await response.text()
+                return response.status, "[DONE]" in text
+
+        answers = await asyncio.gather(*(ask() for _ in range(30)))
+        assert {status for status, _ in answers} == {200, 429}
+        assert all(done == (status == 200) for status, done in answers)  # what began was finished
+        await assert_unaffected(cluster)

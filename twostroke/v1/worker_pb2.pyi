@@ -83,6 +83,7 @@ class WorkerInfo(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
+    MAX_OPEN_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """New at every start of the process; requests that name an older one are refused with WORKER_LOST."""
     role: Global___WorkerRole.ValueType
@@ -90,6 +91,8 @@ class WorkerInfo(_message.Message):
     """"cpu" or "cuda"."""
     pages: _builtins.int
     max_running: _builtins.int
+    max_open: _builtins.int
+    """Sequences that may be open at once: those that are computed, and those that wait."""
     @_builtins.property
     def model(self) -> Global___ModelInfo: ...
     @_builtins.property
@@ -104,10 +107,11 @@ class WorkerInfo(_message.Message):
         device: _builtins.str = ...,
         pages: _builtins.int = ...,
         max_running: _builtins.int = ...,
+        max_open: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv_format", b"kv_format", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "incarnation", b"incarnation", "kv_format", b"kv_format", "max_running", b"max_running", "model", b"model", "pages", b"pages", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "incarnation", b"incarnation", "kv_format", b"kv_format", "max_open", b"max_open", "max_running", b"max_running", "model", b"model", "pages", b"pages", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

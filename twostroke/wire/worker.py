@@ -51,6 +51,7 @@ def worker_info(message: worker_pb2.WorkerInfo) -> WorkerInfo:
         device=message.device,
         pages=message.pages,
         max_running=message.max_running,
+        max_open=message.max_open,
     )
 
 
@@ -64,6 +65,7 @@ def worker_info_pb(value: WorkerInfo) -> worker_pb2.WorkerInfo:
         device=value.device,
         pages=value.pages,
         max_running=value.max_running,
+        max_open=value.max_open,
     )
 
 

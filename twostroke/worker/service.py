@@ -83,6 +83,7 @@ def describe(worker: Worker, role: Role) -> WorkerInfo:
         device="cpu",
         pages=worker.engine.load().pages,
         max_running=worker.settings.max_running,
+        max_open=worker.settings.max_running + worker.settings.max_waiting,
     )
 
 

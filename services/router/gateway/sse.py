@@ -46,7 +46,10 @@ class EventStream:
     async def open(self, headers: dict[str, str]) -> None:
         """Send the status line and the headers, and start the heartbeat."""
         self._response.headers.update(headers)
-        await self._response.prepare(self._http)
+        try:
+            await self._response.prepare(self._http)
+        except ConnectionError as error:
+            raise Cancelled("the client left") from error
         self._last_write = self._loop.time()
         self._heartbeat = asyncio.create_task(self._beat(), name="sse-heartbeat")
 
