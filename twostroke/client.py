@@ -128,6 +128,8 @@ class Client:
         n: int = 1,
         model: str = "default",
         continue_final_message: bool = False,
+        fold_system: bool = False,
+        truncate: bool = False,
         priority: Priority = Priority.STANDARD,
         cache_policy: CachePolicy = CachePolicy.READ_WRITE,
         cache_salt: str = "",
@@ -172,6 +174,8 @@ class Client:
             n=n,
             model=model,
             continue_final_message=continue_final_message,
+            fold_system=fold_system,
+            truncate=truncate,
         )
         limits.check_request(request)
         return self._generate(_written(request), _checked(timeout))

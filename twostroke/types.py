@@ -133,6 +133,8 @@ class GenerateRequest:
     n: int = 1
     model: str = "default"
     continue_final_message: bool = False  # the last message is the assistant's and is to be continued
+    fold_system: bool = False  # put system messages into the next user turn, for templates that refuse the role
+    truncate: bool = False  # drop the oldest of a prompt that does not fit, instead of refusing it
     traceparent: str | None = None  # W3C trace context of the caller
 
 
@@ -145,6 +147,7 @@ class Started:
     seed: int
     prompt_tokens: int
     fingerprint: str
+    truncated_tokens: int = 0  # dropped from the start of the prompt, where that was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,6 +116,7 @@ class Dispatch:
                 seed=request.sampling.seed,
                 prompt_tokens=len(prompt.ids),
                 fingerprint=model.info.fingerprint,
+                truncated_tokens=prompt.truncated_tokens,
             )
             answer = Answer(request.n, model.tokenizer, request.stop_strings, min_tokens=prompt.stops.min_tokens)
             errand = Errand(self._placer, self._store, self._metrics, inner, prompt, answer, account, deadline)

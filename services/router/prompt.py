@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.router.fleet import ServedModel
 from twostroke import limits
@@ -10,6 +10,8 @@ from twostroke.errors import ContextTooLong, InvalidRequest, NotFound
 from twostroke.kv.keys import block_keys, request_root
 from twostroke.text.segment import Segment
 from twostroke.types import GenerateRequest, Message, StopConditions
+
+_SYSTEM_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,7 @@ class Prompt:
     ids: tuple[int, ...]
     keys: tuple[bytes, ...]  # of its full blocks
     stops: StopConditions
+    truncated_tokens: int = 0
 
 
 def prepare(model: ServedModel, request: GenerateRequest) -> Prompt:
@@ -28,7 +31,9 @@ def prepare(model: ServedModel, request: GenerateRequest) -> Prompt:
     """
     if request.model not in ("default", model.info.id):
         raise NotFound(f"there is no model {request.model}; this cluster serves {model.info.id}", field="model")
-    ids = _token_ids(model, request)
+    ids = whole = _token_ids(model, request)
+    if request.truncate:
+        ids = _truncated(model, request, whole)
     limits.check_token_ids("logit_bias", request.sampling.logit_bias, model.info.vocab_size)
     limits.check_token_ids("stop_token_ids", request.stop_token_ids, model.info.vocab_size)
     room = model.info.context_tokens - len(ids)
@@ -50,7 +55,30 @@ def prepare(model: ServedModel, request: GenerateRequest) -> Prompt:
         ignore_eos=request.ignore_eos,
     )
     root = request_root(model.kv_format.digest, request.context)
-    return Prompt(ids=ids, keys=tuple(block_keys(root, ids, model.kv_format.block_tokens)), stops=stops)
+    keys = tuple(block_keys(root, ids, model.kv_format.block_tokens))
+    return Prompt(ids=ids, keys=keys, stops=stops, truncated_tokens=len(whole) - len(ids))
+
+
+def _truncated(model: ServedModel, request: GenerateRequest, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The newest part of a prompt that leaves room for max_tokens; all of it where even that does not fit."""
+    most = model.info.context_tokens - (request.max_tokens or 1)
+    if len(ids) <= most or most < 1:
+        return ids
+    turns = [each for each in request.prompt if isinstance(each, Message)]
+    if not turns:
+        return ids[-most:]
+    # A conversation may begin anew at each later user turn: the earliest beginning that fits is searched by halves.
+    starts = [at for at, turn in enumerate(turns) if turn.role == "user" and at] or [len(turns) - 1]
+    fitting, low, high = ids, 0, len(starts)
+    while low < high:
+        middle = (low + high) // 2
+        kept = tuple(turn for at, turn in enumerate(turns) if at >= starts[middle] or turn.role in _SYSTEM_ROLES)
+        candidate = _token_ids(model, replace(request, prompt=kept))
+        if len(candidate) <= most:
+            fitting, high = candidate, middle
+        else:
+            low = middle + 1
+    return fitting
 
 
 def _is_conversation(request: GenerateRequest) -> bool:
@@ -63,7 +91,9 @@ def _token_ids(model: ServedModel, request: GenerateRequest) -> tuple[int, ...]:
         ids = tuple(model.tokenizer.encode_prompt([Segment(request.prompt, True)]))
     elif turns := [_turn(each) for each in request.prompt if isinstance(each, Message)]:
         template = model.require_template()
-        segments = template.render(turns, continue_final_message=request.continue_final_message)
+        segments = template.render(
+            turns, continue_final_message=request.continue_final_message, fold_system=request.fold_system
+        )
         ids = tuple(model.tokenizer.encode_prompt(segments))
     else:
         ids = tuple(each for each in request.prompt if isinstance(each, int))

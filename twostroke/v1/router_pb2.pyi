@@ -61,6 +61,7 @@ class GenerateRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Empty: the router makes one. At most 128 characters."""
     model: _builtins.str
@@ -76,6 +77,10 @@ class GenerateRequest(_message.Message):
     """Narrows who shares cached blocks with this request. At most 128 characters."""
     output: Global___Output.ValueType
     """What deltas carry; absent means text."""
+    truncate: _builtins.bool
+    """Drop the oldest of a prompt that does not fit, instead of refusing it: tokens from its start, or of a conversation
+    whole turns, never system messages or the last one. Started says how many tokens were dropped.
+    """
     @_builtins.property
     def messages(self) -> Global___Conversation:
         """A conversation, rendered by the model's chat template. Control tokens inside contents stay text."""
@@ -109,10 +114,11 @@ class GenerateRequest(_message.Message):
         session: _builtins.str | None = ...,
         cache_salt: _builtins.str = ...,
         output: Global___Output.ValueType = ...,
+        truncate: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_session", b"_session", "messages", b"messages", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "session", b"session", "stops", b"stops", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_session", b"_session", "cache_policy", b"cache_policy", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session", b"session", "stop_strings", b"stop_strings", "stops", b"stops", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_session", b"_session", "cache_policy", b"cache_policy", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session", b"session", "stop_strings", b"stop_strings", "stops", b"stops", "text", b"text", "token_ids", b"token_ids", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -155,8 +161,11 @@ class Conversation(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    FOLD_SYSTEM_FIELD_NUMBER: _builtins.int
     continue_final_message: _builtins.bool
     """The last message is the assistant's and is to be continued, not answered."""
+    fold_system: _builtins.bool
+    """Put system messages into the next user turn, for templates that refuse the role."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]: ...
     def __init__(
@@ -164,10 +173,11 @@ class Conversation(_message.Message):
         *,
         messages: _abc.Iterable[Global___Message] | None = ...,
         continue_final_message: _builtins.bool = ...,
+        fold_system: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_final_message", b"continue_final_message", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_final_message", b"continue_final_message", "fold_system", b"fold_system", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -250,6 +260,7 @@ class Started(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SYSTEM_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    TRUNCATED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     seed: _builtins.int
@@ -257,6 +268,8 @@ class Started(_message.Message):
     prompt_tokens: _builtins.int
     system_fingerprint: _builtins.str
     """Names the weights, their mode and the format; equal fingerprints give equal answers."""
+    truncated_tokens: _builtins.int
+    """Dropped from the prompt, where that was asked for."""
     def __init__(
         self,
         *,
@@ -265,10 +278,11 @@ class Started(_message.Message):
         seed: _builtins.int = ...,
         prompt_tokens: _builtins.int = ...,
         system_fingerprint: _builtins.str = ...,
+        truncated_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed", "system_fingerprint", b"system_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed", "system_fingerprint", b"system_fingerprint", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,6 +34,8 @@ def generate_request(message: router_pb2.GenerateRequest) -> GenerateRequest:
         context=_caller(message),
         prompt=_prompt(message),
         continue_final_message=message.messages.continue_final_message,
+        fold_system=message.messages.fold_system,
+        truncate=message.truncate,
         sampling=common.sampling(message.sampling, seed=common.draw_seed()),
         max_tokens=message.stops.max_tokens if message.stops.HasField("max_tokens") else None,
         min_tokens=message.stops.min_tokens,
@@ -96,6 +98,7 @@ def generate_request_pb(request: GenerateRequest, *, output: router_pb2.Output.V
         session=request.context.session,
         cache_salt=request.context.salt,
         output=output,
+        truncate=request.truncate,
     )
     if request.max_tokens is None:
         message.stops.ClearField("max_tokens")
@@ -109,6 +112,7 @@ def generate_request_pb(request: GenerateRequest, *, output: router_pb2.Output.V
             message.token_ids.ids.append(each)
     if message.WhichOneof("prompt") == "messages":
         message.messages.continue_final_message = request.continue_final_message
+        message.messages.fold_system = request.fold_system
     return message
 
 
@@ -123,6 +127,7 @@ def event(message: router_pb2.GenerateResponse) -> Event:
                 seed=started.seed,
                 prompt_tokens=started.prompt_tokens,
                 fingerprint=started.system_fingerprint,
+                truncated_tokens=started.truncated_tokens,
             )
         case "delta":
             delta = message.delta
@@ -151,6 +156,7 @@ def event_pb(value: Event, *, output: router_pb2.Output.ValueType) -> router_pb2
                 seed=value.seed,
                 prompt_tokens=value.prompt_tokens,
                 system_fingerprint=value.fingerprint,
+                truncated_tokens=value.truncated_tokens,
             )
             return router_pb2.GenerateResponse(started=started)
         case Delta():

@@ -146,6 +146,8 @@ class Draft:
             sum(each.prompt_tokens for each in self._usages), sum(each.completion_tokens for each in self._usages)
         )
         details = {"cached_tokens": cached.total, "local_tokens": cached.local, "store_tokens": cached.store}
+        if truncated := sum(each.truncated_tokens for each in self._started):
+            details["truncated_tokens"] = truncated
         return counts | {"prompt_tokens_details": details}
 
 

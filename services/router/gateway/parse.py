@@ -81,6 +81,7 @@ def parse_chat(body: Json, request_id: str) -> Asked:
         sampling=_sampling(shape, logprobs=(shape.top_logprobs or 0) if shape.logprobs else None),
         max_tokens=_chat_max_tokens(shape),
         continue_final_message=shape.continue_final_message,
+        fold_system=shape.fold_system,
     )
     names = {"session": "prompt_cache_key"}
     if shape.max_completion_tokens is not None:
@@ -184,6 +185,7 @@ def _request(
     sampling: SamplingParams,
     max_tokens: int | None,
     continue_final_message: bool = False,
+    fold_system: bool = False,
 ) -> GenerateRequest:
     return GenerateRequest(
         context=context,
@@ -197,6 +199,8 @@ def _request(
         n=shape.n,
         model=shape.model,
         continue_final_message=continue_final_message,
+        fold_system=fold_system,
+        truncate=shape.truncation == "auto",
     )
 
 

@@ -102,6 +102,7 @@ class Body(Shape):
     priority: Literal["interactive", "standard", "batch"] = "standard"
     cache_policy: Literal["read_write", "bypass"] = "read_write"
     cache_salt: str = ""
+    truncation: Literal["auto", "disabled"] = "disabled"  # auto drops the oldest of a prompt that does not fit
     prompt_cache_key: str | None = None  # names the conversation: the session of usage records
 
 
@@ -113,6 +114,7 @@ class ChatBody(Body):
     logprobs: bool = False
     top_logprobs: int | None = None
     continue_final_message: bool = False
+    fold_system: bool = False  # system messages into the next user turn, for templates that refuse the role
     add_generation_prompt: bool | None = None  # follows from continue_final_message; may be said, not contradicted
 
 
