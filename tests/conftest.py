@@ -7,6 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 import torch
+from hypothesis import settings
+
+# How long an example takes says nothing here: the machine may be busy.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True, scope="session")

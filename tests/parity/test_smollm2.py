@@ -41,7 +41,9 @@ def test_logits_equal_transformers(loaded: LoadedModel, expected: dict[WeightMod
 
 def test_chunks_score_as_a_whole(loaded: LoadedModel) -> None:
     whole, pieces = (all_logits(loaded, TOKENS, chunks=chunks) for chunks in ((), (16, 1, 33)))
-    torch.testing.assert_close(pieces, whole, atol=1e-4, rtol=0)
+    # The packed kernels of f16 sum in another order for another number of rows: a little more than f32's do.
+    bound = 2e-4 if loaded.mode is WeightMode.F16 else 1e-4
+    torch.testing.assert_close(pieces, whole, atol=bound, rtol=0)
 
 
 def test_greedy_tokens_are_the_best_of_transformers(
