@@ -49,6 +49,8 @@ async def test_a_conversation_keeps_its_system_message_and_its_last_turn(cluster
             continue
         assert shorter[0].prompt_tokens == events[0].prompt_tokens
         break
+    else:
+        pytest.fail("no beginning fits")
 
 
 async def test_the_http_door_says_how_much_was_dropped(cluster: Cluster) -> None:
