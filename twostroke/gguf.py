@@ -26,6 +26,8 @@ GgufValue: TypeAlias = GgufScalar | tuple[GgufScalar, ...]
 _T = TypeVar("_T", str, int, float, bool)
 
 _VERSIONS = (2, 3)
+_END_KEYS = ("eos", "eot", "eom")  # end of text, of turn, of message
+_END_NAMES = frozenset({"<end_of_turn>"})
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -134,6 +136,17 @@ def read_header(path: Path) -> GgufHeader:
             return _parse(_Cursor(data, min(len(data), MAX_HEADER_BYTES), path.name), len(data))
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
         raise ModelError(f"cannot read {path.name}: {error}") from error
+
+
+def end_tokens(metadata: GgufMetadata) -> frozenset[int]:
+    """Unite all tokens that may end an answer.
+
+    They are those that keys name, and the end of a turn of Gemma, which files of its base models leave unnamed.
+    """
+    named = (metadata.integer(f"tokenizer.ggml.{key}_token_id") for key in _END_KEYS)
+    pieces = metadata.strings("tokenizer.ggml.tokens") or ()
+    known = (id_ for id_, piece in enumerate(pieces) if piece in _END_NAMES)
+    return frozenset(token for token in (*named, *known) if token is not None)
 
 
 class _Cursor:

@@ -7,8 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.backends import BACKENDS
+from twostroke.engine.attention import AttentionShape
 from twostroke.engine.attention.reference import ReferenceAttention
-from twostroke.engine.attention.torch import TorchAttention
+from twostroke.engine.backend import Backend
 from twostroke.engine.batch import Batch, Segment, build_batch
 from twostroke.engine.cache import KvCache
 from twostroke.kv.format import KvFormat
@@ -25,6 +27,8 @@ class Case:
     spans: tuple[tuple[int, int], ...]  # (prefix, new tokens) of each segment
     seed: int
     dtype: str = "float32"
+    windows: tuple[int | None, int | None] = (None, None)
+    scale: float | None = None
 
     def caches(self) -> tuple[KvCache, KvCache, Batch]:
         """Two caches with equal prefixes and NaN everywhere else, and the batch that follows."""
@@ -56,26 +60,42 @@ class Case:
             rope_digest=b"",
         )
 
-    def tensors(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def shape(self) -> AttentionShape:
+        return AttentionShape(
+            heads=self.group * self.kv_heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.width,
+            scale=self.width**-0.5 if self.scale is None else self.scale,
+            windows=self.windows,
+        )
+
+    def tensors(self, tokens: int) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values: views of one tensor, as models pass them."""
         generator = torch.Generator().manual_seed(self.seed + 1)
-        q = torch.randn(tokens, self.group * self.kv_heads, self.width, generator=generator)
-        k, v = (torch.randn(tokens, self.kv_heads, self.width, generator=generator) for _ in range(2))
-        return q, k, v
+        heads = self.group * self.kv_heads
+        fused = torch.randn(tokens, heads + 2 * self.kv_heads, self.width, generator=generator)
+        return fused.split((heads, self.kv_heads, self.kv_heads), dim=1)
 
 
-def check(case: Case, tolerance: float = 2e-6) -> None:
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return BACKENDS[request.param]()
+
+
+def check(backend: Backend, case: Case, tolerance: float = 2e-6) -> None:
     ours, judges, batch = case.caches()
-    backend, reference = TorchAttention(ours), ReferenceAttention(judges)
-    plan, truth = backend.plan(batch), reference.plan(batch)
+    attention, reference = backend.attention(ours, case.shape()), ReferenceAttention(judges, case.shape())
+    plan, truth = attention.plan(batch), reference.plan(batch)
     q, k, v = case.tensors(len(batch.token_ids))
     for layer in range(LAYERS):
-        out, expected = backend.attend(layer, q, k, v, plan), reference.attend(layer, q, k, v, truth)
+        out, expected = attention.attend(layer, q, k, v, plan), reference.attend(layer, q, k, v, truth)
         torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(ours.data, judges.data, rtol=0, atol=0, equal_nan=True)
     assert not ours.data[0].any()
 
 
 spans = st.tuples(st.one_of(st.just(0), st.integers(1, 40)), st.one_of(st.just(1), st.integers(1, 24)))
+windows = st.none() | st.integers(1, 48)
 
 
 @settings(deadline=None, max_examples=120)
@@ -88,25 +108,46 @@ spans = st.tuples(st.one_of(st.just(0), st.integers(1, 40)), st.one_of(st.just(1
         page_tokens=st.sampled_from([1, 4, 16]),
         spans=st.lists(spans, min_size=1, max_size=6).map(tuple),
         seed=st.integers(0, 1 << 30),
+        windows=st.tuples(windows, windows),
+        scale=st.none() | st.floats(0.01, 0.3),
     )
 )
-def test_any_mix_of_decodes_and_chunks_equals_the_reference_and_no_stale_byte_leaks(case: Case) -> None:
-    check(case)
+def test_any_mix_of_decodes_and_chunks_equals_the_reference_and_no_stale_byte_leaks(
+    backend: Backend, case: Case
+) -> None:
+    check(backend, case)
 
 
 @pytest.mark.parametrize("last", range(1, 17))
-def test_every_fill_of_the_last_page_is_right(last: int) -> None:
-    check(Case(group=3, kv_heads=3, width=64, page_tokens=16, spans=((15 + last, 1), (last - 1, 17)), seed=last))
+def test_every_fill_of_the_last_page_is_right(backend: Backend, last: int) -> None:
+    spans = ((15 + last, 1), (last - 1, 17))
+    check(backend, Case(group=3, kv_heads=3, width=64, page_tokens=16, spans=spans, seed=last))
 
 
-def test_decodes_of_very_different_lengths_are_right() -> None:
-    check(Case(group=3, kv_heads=1, width=16, page_tokens=16, spans=((700, 1), (3, 1), (340, 1), (0, 1)), seed=5))
+def test_decodes_of_very_different_lengths_are_right(backend: Backend) -> None:
+    check(
+        backend, Case(group=3, kv_heads=1, width=16, page_tokens=16, spans=((700, 1), (3, 1), (340, 1), (0, 1)), seed=5)
+    )
 
 
-def test_a_chunk_after_a_long_prefix_is_right() -> None:
-    check(Case(group=2, kv_heads=2, width=16, page_tokens=16, spans=((600, 130), (64, 64)), seed=6))
+def test_a_chunk_after_a_long_prefix_is_right(backend: Backend) -> None:
+    check(backend, Case(group=2, kv_heads=2, width=16, page_tokens=16, spans=((600, 130), (64, 64)), seed=6))
+
+
+@pytest.mark.parametrize("window", [1, 16, 127, 128, 129, 200])
+def test_chunks_longer_than_their_window_and_decodes_beyond_it_are_right(backend: Backend, window: int) -> None:
+    spans = ((0, 300), (290, 257), (500, 1), (window - 1, 1), (window, 1))
+    windows = (window, None)
+    check(backend, Case(group=2, kv_heads=1, width=16, page_tokens=16, spans=spans, seed=8, windows=windows))
+
+
+def test_heads_of_256_dimensions_with_a_scale_of_their_own_are_right(backend: Backend) -> None:
+    spans, windows = ((0, 40), (70, 1), (33, 20)), (32, None)
+    case = Case(group=4, kv_heads=1, width=256, page_tokens=16, spans=spans, seed=9, windows=windows, scale=168**-0.5)
+    check(backend, case, tolerance=4e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_cache_of_half_precision_attends_exactly_what_it_stores(dtype: str) -> None:
-    check(Case(group=3, kv_heads=1, width=16, page_tokens=4, spans=((0, 9), (7, 1), (6, 5)), seed=7, dtype=dtype))
+def test_a_cache_of_half_precision_attends_exactly_what_it_stores(backend: Backend, dtype: str) -> None:
+    spans = ((0, 9), (7, 1), (6, 5))
+    check(backend, Case(group=3, kv_heads=1, width=16, page_tokens=4, spans=spans, seed=7, dtype=dtype))

@@ -23,6 +23,7 @@ from twostroke.errors import FormatMismatch, NotFound, Unavailable
 from twostroke.kv.blocks import BlockStoreClient, TransportChoice
 from twostroke.kv.client import KvStoreClient
 from twostroke.kv.format import KvFormat
+from twostroke.kv.transport.pages import HostPages
 
 both = pytest.mark.parametrize("transport", [TransportChoice.SHARED_MEMORY, TransportChoice.GRPC])
 
@@ -141,7 +142,7 @@ async def test_a_worker_of_another_format_is_refused_when_it_opens_and_later_fin
     other = dataclasses.replace(KV_FORMAT, model="another")
     async with serving_store(tmp_path) as store, worker(store, pages(1)):
         with pytest.raises(FormatMismatch) as refused:
-            async with BlockStoreClient.opened(store.address, other, pages(1)):
+            async with BlockStoreClient.opened(store.address, other, HostPages(pages(1))):
                 pass
         assert refused.value.field == "kv_format.model"
         async with KvStoreClient.connect(store.address, lambda: other) as router:

@@ -26,6 +26,7 @@ from twostroke.kv.blocks import BlockStoreClient, TransportChoice
 from twostroke.kv.client import KvStoreClient
 from twostroke.kv.transport import Tenancy
 from twostroke.kv.transport.calls import StoreCalls
+from twostroke.kv.transport.pages import HostPages
 from twostroke.rpc.server import ServerSettings, serving
 from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
 
@@ -39,9 +40,10 @@ from tests.support.stores import KV_FORMAT, keys, pages
 from twostroke.kv.blocks import BlockStoreClient
 from twostroke.kv.transport import Tenancy
 from twostroke.kv.transport.calls import StoreCalls
+from twostroke.kv.transport.pages import HostPages
 
 async def main():
-    async with BlockStoreClient.opened(sys.argv[1], KV_FORMAT, pages(3)) as client:
+    async with BlockStoreClient.opened(sys.argv[1], KV_FORMAT, HostPages(pages(3))) as client:
         await StoreCalls(client, await client.attached(), 60.0).reserve(Tenancy(None), keys(1, 2, 3), None)
         await asyncio.Event().wait()
 
@@ -170,7 +172,7 @@ async def test_after_a_restart_old_leases_are_misses_and_the_worker_attaches_by_
 async def test_a_node_that_cannot_be_reached_fails_calls_without_trying_each_time(tmp_path: Path) -> None:
     async with serving_store(tmp_path) as store:
         address = store.address
-    async with BlockStoreClient.opened(address, KV_FORMAT, pages(1)) as client:
+    async with BlockStoreClient.opened(address, KV_FORMAT, HostPages(pages(1))) as client:
         refusals = await asyncio.gather(*(client.lookup(keys(1)) for _ in range(50)), return_exceptions=True)
         assert {type(each) for each in refusals} <= {Unavailable, WorkerLost}
         assert sum("a moment ago" in str(each) for each in refusals) >= 49
@@ -237,7 +239,9 @@ async def test_a_node_that_never_answers_is_no_store_and_costs_a_caller_no_more_
     async with serving(ServerSettings(drain_seconds=0.0), Silent()) as server:
         with monkeypatch.context() as quick:
             quick.setattr("twostroke.kv.client.CALL_SECONDS", 0.05)
-            async with BlockStoreClient.opened(server.address, KV_FORMAT, pages(1)) as client:  # starts all the same
+            async with BlockStoreClient.opened(
+                server.address, KV_FORMAT, HostPages(pages(1))
+            ) as client:  # starts all the same
                 with pytest.raises(Unavailable, match="a moment ago"):
                     await client.lookup(keys(1))
         async with KvStoreClient.connect(server.address, lambda: KV_FORMAT) as client:

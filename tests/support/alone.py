@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.backends import CPU
 from twostroke.engine.engine import Engine, EngineSettings
-from twostroke.engine.linear import WeightMode
+from twostroke.engine.matrix import WeightMode
 from twostroke.engine.sequence import EngineRequest
 from twostroke.engine.weights import load_model
 from twostroke.kv.keys import root_key
@@ -42,7 +43,7 @@ class Alone:
     @classmethod
     @asynccontextmanager
     async def started(cls, model: Path, weights: WeightMode = WeightMode.F32) -> AsyncIterator[Alone]:
-        loaded = load_model(model, mode=weights)
+        loaded = load_model(model, mode=weights, backend=CPU)
         async with Engine.start(EngineSettings(pages=1_025), loaded.model, loaded.kv_format()) as engine:
             yield cls(engine, Tokenizer(load_bundle(model)))
 

@@ -23,7 +23,7 @@ from services.router.settings import DispatchSettings, RouterSettings
 from tests.support.tiny import write_tiny
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 from twostroke.client import Client
-from twostroke.engine.linear import WeightMode
+from twostroke.engine.matrix import WeightMode
 from twostroke.kv.blocks import TransportChoice
 from twostroke.rpc.server import ServerSettings
 from twostroke.telemetry import Telemetry

@@ -10,16 +10,18 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tests.support.backends import CPU
 from tests.support.tiny import write_tiny
 from tests.support.tiny_tokenizer import VOCAB_SIZE
 from twostroke.engine.attention import AttentionBackend, Plan
 from twostroke.engine.engine import Engine, EngineRequest, EngineSettings, StepOutput
-from twostroke.engine.model import CausalModel
+from twostroke.engine.models import CausalModel
 from twostroke.engine.weights import LoadedModel, WeightMode, load_model
 from twostroke.types import FinishReason, SamplingParams, StopConditions, Token
 
@@ -30,7 +32,7 @@ _roots = count()
 @cache
 def tiny() -> LoadedModel:
     with tempfile.TemporaryDirectory() as folder:
-        return load_model(write_tiny(Path(folder)), mode=WeightMode.F32)
+        return load_model(write_tiny(Path(folder)), mode=WeightMode.F32, backend=CPU)
 
 
 def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -56,7 +58,7 @@ def asked(
 
 
 @asynccontextmanager
-async def engine_of(model: CausalModel | None = None, *, pages: int = 129, **settings: int) -> AsyncIterator[Engine]:
+async def engine_of(model: CausalModel | None = None, *, pages: int = 129, **settings: Any) -> AsyncIterator[Engine]:
     """An engine that proves on leaving that every page came back."""
     chosen = EngineSettings(**{"pages": pages, "tokens_per_step": 64, "max_running": 16} | settings)
     async with Engine.start(chosen, model or tiny().model, tiny().kv_format()) as engine:
@@ -116,6 +118,7 @@ class Fragile:
     SPOILS, RAISES, KILLS, WAITS = range(VOCAB_SIZE - 4, VOCAB_SIZE)
 
     def __init__(self) -> None:
+        self.backend = CPU
         self._model = tiny().model
         self.config = self._model.config
         self.entered = threading.Event()

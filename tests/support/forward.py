@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from twostroke.engine.attention.torch import TorchAttention
 from twostroke.engine.batch import Segment, build_batch
-from twostroke.engine.cache import KvCache
+from twostroke.engine.cache import KvCache, kv_dtype
+from twostroke.engine.forward import EagerForward
 from twostroke.engine.weights import LoadedModel
 
 
@@ -18,17 +18,17 @@ def all_logits(loaded: LoadedModel, tokens: Sequence[int], *, chunks: Iterable[i
 
     `chunks` are the lengths to cut the prompt into; what they leave over runs as one last chunk.
     """
-    form = loaded.kv_format()
+    backend = loaded.model.backend
+    form = loaded.kv_format(dtype=kv_dtype(backend.dtype))
     needed = -(-len(tokens) // form.block_tokens)
-    cache = KvCache(form, needed + 1)
-    attention = TorchAttention(cache)
+    cache = KvCache(form, needed + 1, backend.device)
+    forward = EagerForward(loaded.model, backend.attention(cache, loaded.config.attention))
     pages = list(range(needed, 0, -1))
     scored, start = [], 0
     for length in [*chunks, len(tokens)]:
         piece = tokens[start : start + length]
         if piece:
             batch = build_batch([Segment(piece, start, pages, sample=True)], form.block_tokens)
-            plan = attention.plan(batch)
-            scored.append(loaded.model.logits(loaded.model.forward(batch.token_ids, batch.positions, attention, plan)))
+            scored.append(loaded.model.logits(forward(batch)).cpu())
         start += len(piece)
     return torch.cat(scored)

@@ -21,6 +21,7 @@ class Oracle:
 
     def __init__(self, model: Any) -> None:
         self._model = model.eval()
+        self._exact = [parameter.data for parameter in model.parameters()]
 
     @classmethod
     def folder(cls, folder: Path) -> Oracle:
@@ -40,10 +41,9 @@ class Oracle:
         return cls(model)
 
     def round(self, mode: WeightMode) -> Oracle:
-        """Round every matrix once, in place."""
-        if mode is WeightMode.F16:
-            for parameter in self._model.parameters():
-                parameter.data = parameter.data.half().float() if parameter.ndim == 2 else parameter.data
+        """Round every matrix once, in place, whatever it was rounded to before."""
+        for parameter, exact in zip(self._model.parameters(), self._exact, strict=True):
+            parameter.data = rounded(exact, mode) if exact.ndim == 2 else exact
         return self
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
@@ -51,3 +51,17 @@ class Oracle:
         with torch.no_grad():
             scored: Tensor = self._model(torch.tensor([list(tokens)])).logits[0]
         return scored
+
+
+def rounded(matrix: Tensor, mode: WeightMode) -> Tensor:
+    """The numbers, as float32, that a mode makes of a matrix [N, K]: its definition in a line."""
+    match mode:
+        case WeightMode.F32:
+            return matrix
+        case WeightMode.F16:
+            return matrix.half().float()
+        case WeightMode.BF16:
+            return matrix.bfloat16().float()
+        case WeightMode.INT8:
+            scale = matrix.abs().max(dim=1, keepdim=True).values / 127
+            return torch.round(matrix / scale).nan_to_num() * scale  # a row of zeros stays one

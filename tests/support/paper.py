@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from typing import Any
 
 from twostroke.engine.core import Delivery, EngineCore
 from twostroke.engine.outputs import StepOutput
@@ -91,9 +92,9 @@ def paper_request(
 class Desk:
     """An EngineCore over Paper, with everything it delivered in order."""
 
-    def __init__(self, *, pages: int = 33, **settings: int) -> None:
+    def __init__(self, *, pages: int = 33, context: int = CONTEXT, **settings: Any) -> None:
         self.settings = EngineSettings(**{"pages": pages, "tokens_per_step": 16, "max_running": 4} | settings)
-        self.bounds = Bounds(vocab_size=VOCAB, context=CONTEXT, page_tokens=PAGE_TOKENS, pages=pages - 1)
+        self.bounds = Bounds(vocab_size=VOCAB, context=context, page_tokens=PAGE_TOKENS, pages=pages - 1)
         self.paper = Paper()
         self.core = EngineCore(self.settings, self.bounds, frozenset({END}), self.paper)
         self.outputs: dict[int, list[StepOutput]] = {}

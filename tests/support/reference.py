@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from twostroke.engine.attention.torch import TorchAttention
 from twostroke.engine.batch import Segment, build_batch
 from twostroke.engine.cache import KvCache
 from twostroke.engine.noise import gumbel, stream_key
@@ -25,7 +24,7 @@ class Reference:
         self._model = loaded.model
         self._block_tokens = form.block_tokens
         self._pages = range(1, pages + 1)
-        self._attention = TorchAttention(KvCache(form, pages + 1))
+        self._attention = loaded.model.backend.attention(KvCache(form, pages + 1), loaded.config.attention)
         self._read = len(prompt)
         self._last = self._hidden(prompt, 0)[-1:]
 

@@ -21,6 +21,7 @@ from services.kvstore.settings import StoreSettings
 from twostroke.kv.blocks import BlockStoreClient, TransportChoice
 from twostroke.kv.format import KvFormat
 from twostroke.kv.store import StoreStats
+from twostroke.kv.transport.pages import HostPages
 from twostroke.kv.transport.shm import SharedMemoryTransport
 from twostroke.rpc.server import ServerSettings, serving
 
@@ -121,7 +122,7 @@ async def worker(
     store: Store, rows: npt.NDArray[np.uint8], transport: TransportChoice = TransportChoice.SHARED_MEMORY
 ) -> AsyncIterator[BlockStoreClient]:
     """A worker's client of the store."""
-    async with BlockStoreClient.opened(store.address, KV_FORMAT, rows, transport=transport) as client:
+    async with BlockStoreClient.opened(store.address, KV_FORMAT, HostPages(rows), transport=transport) as client:
         yield client
 
 

@@ -10,11 +10,12 @@ import openai
 import pytest
 import pytest_asyncio
 
+from tests.support.backends import CPU
 from tests.support.cluster import Cluster, Shape, started
 from tests.support.judge import rejections
 from tests.support.reference import Reference
 from tests.support.routed import Answering, Question
-from twostroke.engine.linear import WeightMode
+from twostroke.engine.matrix import WeightMode
 from twostroke.engine.weights import LoadedModel, load_model
 from twostroke.text.loading import load_bundle
 from twostroke.text.segment import Segment
@@ -40,7 +41,7 @@ def model() -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(model: Path) -> LoadedModel:
-    return load_model(model, mode=WeightMode.F16)
+    return load_model(model, mode=WeightMode.F16, backend=CPU)
 
 
 @pytest.fixture(scope="module")

@@ -69,6 +69,7 @@ def test_checking_prints_the_commands_and_starts_nothing(capsys: pytest.CaptureF
     ("argv", "said"),
     [
         (["--prot", "1"], "unknown option --prot; did you mean --port?"),
+        (["--weights", "int4"], "int4: must be one of f32, f16, bf16, int8"),
         (["--decode", "17"], "--decode 17: must lie between 1 and 16"),
         (["--model", "/nowhere.gguf"], "there is no model at /nowhere.gguf"),
         (["--arena-bytes", "1000000GiB"], "the arena needs"),

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.backends import CPU
 from tests.support.forward import all_logits
-from tests.support.tiny import Array, interleaved, write_tiny_gguf
+from tests.support.tiny import Array
+from tests.support.tiny_gguf import interleaved, write_tiny_gguf
 from twostroke.engine.loading.gguf_tensors import GgufSource, half_rotation_order
 from twostroke.engine.weights import WeightMode, load_model
 from twostroke.errors import ModelError, UnsupportedModel
@@ -21,7 +23,7 @@ K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 
 def logits(path: Path) -> torch.Tensor:
-    return all_logits(load_model(path, mode=WeightMode.F32), TOKENS)
+    return all_logits(load_model(path, mode=WeightMode.F32, backend=CPU), TOKENS)
 
 
 def write_one_tensor(path: Path, data: Array, kind: gguf.GGMLQuantizationType) -> Path:
@@ -41,7 +43,7 @@ def test_a_scale_that_is_not_finite_is_refused_by_tensor(tmp_path: Path) -> None
     raw[embeddings.offset : embeddings.offset + 2] = np.float16("nan").tobytes()
     path.write_bytes(raw)
     with pytest.raises(ModelError, match=r"model\.embed_tokens\.weight holds NaN"):
-        load_model(path, mode=WeightMode.F16)
+        load_model(path, mode=WeightMode.F16, backend=CPU)
 
 
 @pytest.mark.parametrize("name", WRITABLE)
@@ -111,14 +113,14 @@ def test_a_part_of_a_split_file_is_refused_and_the_parts_are_named(tmp_path: Pat
     writer.close()
     parts = sorted(tmp_path.glob("*.gguf"))
     with pytest.raises(UnsupportedModel, match=f"one of 2 parts, {parts[0].name} to {parts[-1].name}"):
-        load_model(parts[0], mode=WeightMode.F16)
+        load_model(parts[0], mode=WeightMode.F16, backend=CPU)
 
 
 def test_a_gguf_file_that_ends_early_is_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "model.gguf")
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(ModelError, match="the file is cut short"):
-        load_model(path, mode=WeightMode.F16)
+        load_model(path, mode=WeightMode.F16, backend=CPU)
 
 
 def test_a_gguf_tensor_nobody_uses_is_named(tmp_path: Path) -> None:
@@ -126,14 +128,14 @@ def test_a_gguf_tensor_nobody_uses_is_named(tmp_path: Path) -> None:
     three, two = (b"llama.block_count" + struct.pack("<II", 4, layers) for layers in (3, 2))
     path.write_bytes(path.read_bytes().replace(three, two))
     with pytest.raises(ModelError, match=r"no part of the model uses: model\.layers\.2\.input_layernorm\.weight"):
-        load_model(path, mode=WeightMode.F16)
+        load_model(path, mode=WeightMode.F16, backend=CPU)
 
 
 def test_a_gguf_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "model.gguf")
     path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))
     with pytest.raises(ModelError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.weight is missing"):
-        load_model(path, mode=WeightMode.F16)
+        load_model(path, mode=WeightMode.F16, backend=CPU)
 
 
 def test_one_tensor_under_two_names_is_refused(tmp_path: Path) -> None:

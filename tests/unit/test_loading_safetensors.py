@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from tests.support.backends import CPU
 from tests.support.forward import all_logits
 from tests.support.tiny import write_tiny
 from twostroke.engine.weights import WeightMode, load_model
@@ -17,7 +18,7 @@ TOKENS = list(b"a tiny prompt")
 
 
 def logits(path: Path) -> torch.Tensor:
-    return all_logits(load_model(path, mode=WeightMode.F32), TOKENS)
+    return all_logits(load_model(path, mode=WeightMode.F32, backend=CPU), TOKENS)
 
 
 def shard(folder: Path, *, missing: str | None = None) -> Path:
@@ -41,7 +42,7 @@ def test_a_missing_shard_is_named_before_anything_is_read(tmp_path: Path) -> Non
     folder = shard(write_tiny(tmp_path), missing=lost)
     (folder / "model-00001-of-00002.safetensors").write_bytes(b"damaged as well")
     with pytest.raises(ModelError, match=f"files that are not there: {lost}"):
-        load_model(folder, mode=WeightMode.F16)
+        load_model(folder, mode=WeightMode.F16, backend=CPU)
 
 
 def test_an_index_that_disagrees_with_a_shard_is_refused(tmp_path: Path) -> None:
@@ -50,14 +51,14 @@ def test_an_index_that_disagrees_with_a_shard_is_refused(tmp_path: Path) -> None
     del index["weight_map"]["model.norm.weight"]
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match=r"disagree on model\.norm\.weight"):
-        load_model(folder, mode=WeightMode.F16)
+        load_model(folder, mode=WeightMode.F16, backend=CPU)
 
 
 def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
     folder = shard(write_tiny(tmp_path))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"t": "../../etc/passwd"}}))
     with pytest.raises(ModelError, match="outside the folder"):
-        load_model(folder, mode=WeightMode.F16)
+        load_model(folder, mode=WeightMode.F16, backend=CPU)
 
 
 @pytest.mark.parametrize("size", [0, 100, -1])
@@ -66,7 +67,7 @@ def test_a_cut_file_is_a_typed_error(tmp_path: Path, size: int) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ModelError, match=r"cannot read model\.safetensors"):
-        load_model(folder, mode=WeightMode.F16)
+        load_model(folder, mode=WeightMode.F16, backend=CPU)
 
 
 def test_an_integer_tensor_is_unsupported_by_name_and_dtype(tmp_path: Path) -> None:
@@ -74,11 +75,11 @@ def test_an_integer_tensor_is_unsupported_by_name_and_dtype(tmp_path: Path) -> N
     tensors = {**load_file(folder / "model.safetensors"), "model.norm.weight": np.ones(64, np.int8)}
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UnsupportedModel, match=r"tensor model\.norm\.weight has dtype I8"):
-        load_model(folder, mode=WeightMode.F16)
+        load_model(folder, mode=WeightMode.F16, backend=CPU)
 
 
 def test_pickled_weights_are_never_read(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(UnsupportedModel, match="only pickled weights"):
-        load_model(folder, mode=WeightMode.F16)
+        load_model(folder, mode=WeightMode.F16, backend=CPU)

@@ -136,7 +136,6 @@ def test_a_log_folder_that_cannot_be_made_is_refused(options: UpOptions, tmp_pat
         {"port": 9, "grpc_port": 9},
         {"threads": 0},
         {"threads": (os.cpu_count() or 1) + 1},
-        {"weights": "f8"},
         {"kv_bytes": "much"},
         {"arena_bytes": "-1"},
         {"drain_seconds": float("nan")},

@@ -18,7 +18,7 @@ def test_decodes_go_first_and_prompts_share_the_rest_of_the_budget() -> None:
     desk.submit(paper_request([7, 8]))
     desk.step()
     desk.step()
-    assert desk.chunks[1:3] == [[(0, 3, 1), (1, 0, 7)], [(0, 4, 1), (1, 7, 5), (2, 0, 2)]]
+    assert desk.chunks[1:3] == [[(0, 3, 1), (1, 0, 5), (2, 0, 2)], [(0, 4, 1), (2, 2, 1), (1, 5, 6)]]
 
 
 def test_a_chunk_limit_lets_a_short_prompt_run_beside_a_long_one() -> None:

@@ -22,6 +22,8 @@ VERBS = {
     "generate": "continue a text",
     "status": "say how a cluster is",
     "models": "list what a cluster serves; export a model's tokenizer",
+    "eval": "measure what weight modes cost in quality, on a text",
+    "warmup": "build ahead what a first start would wait for",
     "probe": "exit 0 when a service is healthy; for container health checks",
 }
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -62,6 +63,10 @@ class BlockPool:
     def returned(self) -> int:
         """How often a page lost its last owner so far: while this stands still, a `take` that failed fails again."""
         return self._returned
+
+    def freed_by(self, pages: Iterable[int]) -> int:
+        """How many pages would lose their last owner by a `release` of `pages`. Changes nothing."""
+        return sum(self._references[page] == owners for page, owners in Counter(pages).items())
 
     def find(self, key: bytes) -> CachedPage | None:
         """The page known by `key`. Changes nothing and protects nothing: `hold` it before the next `take`."""

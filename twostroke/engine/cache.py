@@ -7,8 +7,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from twostroke.engine.cuda.pages import CudaCopyStream, StagedPages
 from twostroke.errors import Internal
 from twostroke.kv.format import KvFormat
+from twostroke.kv.transport.pages import HostPages, Pages
+
+CPU = torch.device("cpu")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -16,21 +20,28 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class KvCache:
     """Pages of keys and values, by page number. Who owns which page is the block pool's business, not this class's.
 
-    Page 0 is scratch: the pool never gives it out, nothing writes it, and padded rows read it, so it stays zero.
+    Page 0 is scratch: the pool never gives it out, and only padded rows read it. On a CPU nothing writes it, so it
+    stays zero; captured steps on a GPU write the keys and values of their padded rows there.
 
     Attributes:
         format: shape and dtype of a page.
         pages: how many there are, the scratch page included.
+        device: whose memory they are.
         data: [pages, layers, 2 (key, value), block_tokens, kv_heads, head_dim].
     """
 
-    def __init__(self, format: KvFormat, pages: int) -> None:  # noqa: A002 - the domain's word
+    def __init__(
+        self,
+        format: KvFormat,  # noqa: A002 - the domain's word
+        pages: int,
+        device: torch.device = CPU,
+    ) -> None:
         if pages < 2:
             raise Internal(f"a cache of {pages} pages has no room beside the scratch page")
         self.format = format
         self.pages = pages
-        # numpy's zeros are pages the kernel gives on first touch; torch's would touch, and so take, all of them now.
-        memory = torch.from_numpy(np.zeros(pages * format.block_bytes, dtype=np.uint8))
+        self.device = device
+        memory = _zeros(pages * format.block_bytes, device)
         self.data = memory.view(_DTYPES[format.dtype]).view(pages, *format.block_shape)
 
     def token_rows(self) -> Tensor:
@@ -38,9 +49,30 @@ class KvCache:
         return self.data.view(-1, self.format.kv_heads, self.format.head_dim)
 
     def rows(self) -> npt.NDArray[np.uint8]:
-        """Return the same memory as bytes, one row a page: uint8 [pages, block_bytes]."""
+        """Return the same memory as bytes, one row a page: uint8 [pages, block_bytes]. It must be the host's."""
         return self.data.view(self.pages, -1).view(torch.uint8).numpy()
+
+    def movable(self) -> Pages:
+        """Return the same memory as transports move it; each call takes staging memory of its own on a device."""
+        if self.device.type == "cpu":
+            return HostPages(self.rows())
+        return StagedPages(self.data, CudaCopyStream(self.device))
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page's bytes over another's (copy-on-write of a shared tail)."""
         self.data[target].copy_(self.data[source])
+
+
+def kv_dtype(dtype: torch.dtype) -> str:
+    """Name a dtype of keys and values as KvFormat does; raises Internal for one that pages cannot have."""
+    for name, known in _DTYPES.items():
+        if known == dtype:
+            return name
+    raise Internal(f"keys and values cannot be {dtype}")
+
+
+def _zeros(size: int, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+    # numpy's zeros are pages the kernel gives on first touch; torch's would touch, and so take, all of them now.
+    return torch.from_numpy(np.zeros(size, dtype=np.uint8))

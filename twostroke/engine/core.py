@@ -99,6 +99,13 @@ class EngineCore:
         """How many leading keys are in pages; pins nothing."""
         return len(self._pool.match(keys))
 
+    def lend_pages(self, count: int) -> list[int]:
+        """Lend up to `count` pages to be filled: fewer, or none, when memory is short or spoken for.
+
+        Blocks that are loaded for later requests never take the pages that earlier ones wait for.
+        """
+        return self.loans.take(min(count, self._pool.available - self._scheduler.claimed))
+
     def step(self) -> list[Delivery] | None:
         """Plan and run one step; None when nothing can run until a command comes.
 
@@ -135,16 +142,24 @@ class EngineCore:
             busy=self.busy,
         )
 
+    def check_idle(self) -> None:
+        """With no sequence here, compare what is outside the pool with what is lent; costs the same for any pool.
+
+        Raises:
+            Internal: a page was lost, or given to two.
+        """
+        held = self._pool.capacity - self._pool.available
+        if not self.busy and held != self.loans.count:
+            raise Internal(f"{held} pages are in use and {self.loans.count} are lent, but nothing runs")
+
     def check_integrity(self) -> None:
-        """Prove the page accounts; with no sequence here, that only loans are outside the pool.
+        """Prove the accounts page by page: for tests, and for the end of an engine. It looks at the whole pool.
 
         Raises:
             Internal: they do not add up.
         """
         self._pool.check_integrity()
-        held = self._pool.capacity - self._pool.available
-        if not self.busy and held > self.loans.count:
-            raise Internal(f"{held} pages are in use but only {self.loans.count} are lent and nothing runs")
+        self.check_idle()
 
     def _end(self, sequence: Sequence, error: TwostrokeError) -> Delivery:
         self.cancel(sequence.number)
@@ -154,4 +169,6 @@ class EngineCore:
         last = sequence.state is SequenceState.ENDED
         if last:
             del self._sequences[sequence.number]
+            if sequence.preemptions:
+                _log.info("request %s gave way %d times for want of pages", sequence.request.id, sequence.preemptions)
         return Delivery(sequence.number, output, last)

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
 
-from twostroke.engine.attention.torch import TorchAttention
 from twostroke.engine.cache import KvCache
 from twostroke.engine.core import EngineCore
+from twostroke.engine.cuda.graphs import forward_on
 from twostroke.engine.exchange import Exchange
-from twostroke.engine.model import CausalModel
+from twostroke.engine.models import CausalModel
 from twostroke.engine.outputs import EngineLoad, FilledBlock, StepOutput
 from twostroke.engine.runner import Runner
 from twostroke.engine.sequence import EngineRequest
@@ -41,7 +41,7 @@ class Engine:
     """
 
     def __init__(self, settings: EngineSettings, model: CausalModel, format: KvFormat) -> None:  # noqa: A002 - its name
-        self.cache = KvCache(format, settings.pages)
+        self.cache = KvCache(format, settings.pages, model.backend.device)
         self.format = format
         self.model = model
         self._bounds = Bounds(
@@ -52,8 +52,16 @@ class Engine:
         )
         self._most_open = settings.max_running + settings.max_waiting
         self._numbers = count()
-        runner = Runner(model, self.cache, TorchAttention(self.cache))
-        core = EngineCore(settings, self._bounds, model.config.end_token_ids, runner)
+        attention = model.backend.attention(self.cache, model.config.attention)
+        forward = forward_on(
+            model,
+            attention,
+            graphs=settings.graphs,
+            most_rows=settings.max_running,
+            row_pages=min(self._bounds.pages, -(-self._bounds.context // format.block_tokens)),
+        )
+        self._runner = Runner(model, self.cache, forward)
+        core = EngineCore(settings, self._bounds, model.config.end_token_ids, self._runner)
         self._exchange = Exchange(core, settings.threads)
 
     @classmethod
@@ -74,6 +82,7 @@ class Engine:
         """
         engine = cls(settings, model, format)
         engine._warn_if_small()
+        await asyncio.to_thread(engine._runner.prepare)  # nothing else uses the runner yet
         engine._exchange.start()
         try:
             await engine._warm_up()
@@ -121,7 +130,7 @@ class Engine:
 
         Each ends in `adopt_pages` or `release_pages`.
         """
-        taking = self._exchange.ask(lambda core: core.loans.take(count))
+        taking = self._exchange.ask(lambda core: core.lend_pages(count))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:

@@ -18,8 +18,8 @@ class PageLoans:
 
     @property
     def count(self) -> int:
-        """Loans that have not come back; zero when nothing is being copied."""
-        return self._lent.total()
+        """Pages that have not come back, however often each is lent; zero when nothing is being copied."""
+        return len(self._lent)
 
     def take(self, count: int) -> list[int]:
         """Lend up to `count` pages to be filled: fewer, or none, when memory is short. What they held is forgotten."""
@@ -42,6 +42,8 @@ class PageLoans:
             if self._lent[page] <= 0:
                 raise Internal(f"page {page} is given back but was not lent")
             self._lent[page] -= 1
+            if self._lent[page] == 0:
+                del self._lent[page]
             self._pool.release((page,))
 
     def adopt(self, blocks: Sequence[tuple[int, bytes, int]]) -> None:

@@ -7,6 +7,8 @@ token `id` takes the stream's output number `id`, so batch mates, preemption and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -30,23 +32,58 @@ def stream_key(seed: int, choice: int, position: int) -> int:
     return key
 
 
-def token_bits(key: int, ids: Tensor) -> Tensor:
-    """Output number `id` of the stream, for each id: int64 [n] holding 64 random bits."""
-    state = (ids + 1).mul_(_signed(_GAMMA)).add_(_signed(key))  # wraps modulo 2**64
-    for shift, factor in _MIX:
-        state = _shifted(state, shift).bitwise_xor_(state).mul_(_signed(factor))
-    return _shifted(state, _LAST_SHIFT).bitwise_xor_(state)
+def stream_words(keys: Sequence[int], device: torch.device) -> Tensor:
+    """Keys of many streams as the functions below take them: int64 [n], the same 64 bits."""
+    return torch.tensor([_signed(key) for key in keys], dtype=torch.int64, device=device)
 
 
-def gumbel(key: int, ids: Tensor) -> Tensor:
-    """Standard Gumbel noise for each token id: float64 [n].
+def token_bits(keys: Tensor | int, ids: Tensor) -> Tensor:
+    """Output number `id` of the stream, for each id: int64 holding 64 random bits.
+
+    Args:
+        keys: one stream's for all ids, or the words of many, which broadcast against the ids.
+        ids: token ids, int64.
+    """
+    state = _scrambled(steps(ids) + (keys if isinstance(keys, Tensor) else _signed(keys)))
+    return state.bitwise_xor_(_shifted(state, _LAST_SHIFT))
+
+
+def gumbel(keys: Tensor | int, ids: Tensor) -> Tensor:
+    """Standard Gumbel noise for each token id: float64; arguments as for `token_bits`.
 
     The upper 52 bits become a uniform number strictly between 0 and 1, each step's centre, so both logarithms are
     finite. The argmax of logits plus this noise is distributed as their softmax (Maddison et al. 2014,
     arXiv:1411.0030).
     """
-    uniform = _shifted(token_bits(key, ids), 12).to(torch.float64).add_(0.5).mul_(2.0**-52)
+    uniform = _shifted(token_bits(keys, ids), 12).to(torch.float64).add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_().log_().neg_()
+
+
+def steps(ids: Tensor) -> Tensor:
+    """How far each id's state lies from its stream's key, whichever that is: int64."""
+    return (ids + 1).mul_(_signed(_GAMMA))
+
+
+def exceedance(keys: Tensor, steps: Tensor) -> Tensor:
+    """A lower bound on 1 - u, the chance that a token's noise is exceeded: float32, rounding and all within 2**-24.
+
+    Of the upper half of all u it is the chance itself, less 2**-30, for a fraction of the price of the noise: without
+    logarithms, and without the hash's last shift, which changes none of the upper 31 bits. Of the lower half it is u.
+
+    Args:
+        keys: words of streams, int64.
+        steps: those of the token ids; they broadcast against the keys.
+    """
+    state = _scrambled(steps + keys)
+    # Read with its sign, the word is u in the lower half and u - 1 in the upper.
+    return state.to(torch.float32).mul_(2.0**-64).abs_().sub_(2.0**-30)
+
+
+def _scrambled(state: Tensor) -> Tensor:
+    """The hash without its last shift, in place; int64 arithmetic wraps modulo 2**64."""
+    for shift, factor in _MIX:
+        state.bitwise_xor_(_shifted(state, shift)).mul_(_signed(factor))
+    return state
 
 
 def _mixed(state: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from twostroke.engine.blocks import BlockPool
@@ -46,6 +47,13 @@ class Paging:
                 return Prefix(pages, cached.page, tokens)
         return Prefix(pages, None, len(pages) * self._page_tokens)
 
+    def fits(self, sequence: Sequence, prefix: Prefix, without: Iterable[Sequence]) -> bool:
+        """Whether `reserve` would succeed once the sequences in `without` have been freed."""
+        self._pool.hold(prefix.pages)
+        room = self._pool.available + self._pool.freed_by(page for each in without for page in each.pages)
+        self._pool.release(reversed(prefix.pages))
+        return self._missing(sequence, prefix) <= room
+
     def reserve(self, sequence: Sequence, prefix: Prefix) -> bool:
         """Give a waiting sequence all the pages it needs to begin, or nothing at all.
 
@@ -55,7 +63,7 @@ class Paging:
         self._pool.hold(prefix.pages)
         if prefix.tail is not None:
             self._pool.touch(prefix.tail)
-        taken = self._pool.take(self.pages_for(sequence.length_to_admit) - len(prefix.pages))
+        taken = self._pool.take(self._missing(sequence, prefix))
         if taken is None:
             self._pool.release(reversed(prefix.pages))
             return False
@@ -107,6 +115,10 @@ class Paging:
             filled.append(rest)
         self._loans.lend([block.page for block in filled])
         return tuple(filled)
+
+    def _missing(self, sequence: Sequence, prefix: Prefix) -> int:
+        """Pages that a waiting sequence needs beyond those it can share."""
+        return self.pages_for(sequence.length_to_admit) - len(prefix.pages)
 
     def _filled(self, sequence: Sequence, block: int, key: bytes) -> FilledBlock:
         return FilledBlock(

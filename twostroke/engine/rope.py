@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies, tables and the rotation, in the half-rotation layout."""
+"""Rotary position embedding: frequencies and turns, in the half-rotation layout."""
 
 from __future__ import annotations
 
@@ -38,13 +38,7 @@ def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
     return torch.where(wavelengths < shortest, frequencies, stretched)
 
 
-def rotation(frequencies: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of each position's angles: two float32 [T, 1, head_dim / 2], for int64 positions [T]."""
+def rotation(frequencies: Tensor, positions: Tensor) -> Tensor:
+    """Return each position's turn, for int64 positions [T]: float32 [T, head_dim], cosines, then sines."""
     angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
-    return angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
-
-
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each head [T, heads, head_dim] by its position: pair i is dimensions i and i + head_dim / 2."""
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)

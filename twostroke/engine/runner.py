@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
-from twostroke.engine.attention import AttentionBackend
 from twostroke.engine.batch import Segment, build_batch
 from twostroke.engine.cache import KvCache
-from twostroke.engine.model import CausalModel
+from twostroke.engine.cuda.fence import upload
+from twostroke.engine.forward import Forward
+from twostroke.engine.models import CausalModel
 from twostroke.engine.sampler import Draw, sample
 from twostroke.engine.sequence import Sequence
 from twostroke.engine.step import Chunk, Step
@@ -17,12 +18,23 @@ from twostroke.types import Token
 
 
 class Runner:
-    """A model, its pages and its attention, driven one step at a time."""
+    """A model and its pages, driven one step at a time.
 
-    def __init__(self, model: CausalModel, cache: KvCache, attention: AttentionBackend) -> None:
+    Args:
+        model: scores what came out of its layers.
+        cache: its pages.
+        forward: runs its layers.
+    """
+
+    def __init__(self, model: CausalModel, cache: KvCache, forward: Forward) -> None:
         self._model = model
         self._cache = cache
-        self._attention = attention
+        self._forward = forward
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Do before the first step what may take seconds."""
+        self._forward.prepare()
 
     @torch.inference_mode()
     def run(self, step: Step) -> Mapping[Sequence, tuple[Token, ...]]:
@@ -34,11 +46,12 @@ class Runner:
         for copy in step.copies:
             self._cache.copy_page(copy.source, copy.target)
         batch = build_batch([_segment(chunk) for chunk in step.chunks], self._cache.format.block_tokens)
-        hidden = self._model.forward(batch.token_ids, batch.positions, self._attention, self._attention.plan(batch))
+        hidden = self._forward(batch)
         sampling = [chunk.sequence for chunk in step.chunks if chunk.samples]
         if not sampling:
             return {}
-        tokens = sample(self._model.logits(hidden[batch.sample_rows]), [_draw(sequence) for sequence in sampling])
+        last = hidden[upload(batch.sample_rows, hidden.device)]
+        tokens = sample(self._model.logits(last), [_draw(sequence) for sequence in sampling])
         return {sequence: drawn for sequence, drawn in zip(sampling, tokens, strict=True) if drawn is not None}
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from twostroke.engine.filters import largest, survivors
+from twostroke.engine.contest import Contest
+from twostroke.engine.filters import is_filtered, survivors
 from twostroke.engine.history import TokenHistory
-from twostroke.engine.noise import gumbel, stream_key
+from twostroke.engine.logprobs import with_logprobs
+from twostroke.engine.noise import stream_key, stream_words
 from twostroke.engine.penalties import add_bias, ban, penalize
 from twostroke.types import SamplingParams, Token
+
+_IN_CACHE = 1 << 17  # logits a CPU draws from at once: its temporaries, 1 MiB each, stay in a core's cache
+_IN_MEMORY = 1 << 25  # logits any other device does: temporaries of at most 256 MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,83 +31,99 @@ class Draw:
     history: TokenHistory | None = None  # what the penalties look at; None when none is in force
     banned: frozenset[int] = frozenset()
 
-    @property
-    def is_plain_greedy(self) -> bool:
-        """Whether the highest raw logit is the whole answer."""
-        params = self.params
-        adjusted = self.history is not None or self.banned or params.logit_bias
-        return params.temperature == 0 and params.logprobs is None and not adjusted
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One token to draw with noise, and its place among all tokens of the step."""
+
+    place: int
+    row: int
+    params: SamplingParams
+    key: int
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[tuple[Token, ...] | None]:
     """Draw each row's tokens in the order that SamplingParams states.
-
-    Everything but the maximum is computed row by row, and a maximum is exact, so rows cannot disturb each other.
 
     Args:
         logits: float32 [R, V].
         draws: R of them.
     Returns: a token per choice for each row; None for a row that is not finite or leaves no token to choose.
     """
-    highest, ids = logits.max(dim=1)  # of equals the first; a NaN anywhere in a row wins
-    finite, greedy = highest.isfinite().tolist(), ids.tolist()
-    sampled: list[tuple[Token, ...] | None] = []
+    adjusted = _adjusted(logits, draws)
+    highest, likeliest = adjusted.max(dim=1)  # of equals the first; a NaN anywhere in a row wins
+    finite = highest.isfinite() & logits.amax(dim=1).isfinite()
+    rows = [row for row, draw in enumerate(draws) for _ in draw.choices]
+    chosen = likeliest[_indices(rows, logits)]
+    for filtered in False, True:
+        asks = [ask for ask in _asks(draws) if is_filtered(ask.params, logits.shape[1]) == filtered]
+        for part in _parts(asks, logits):
+            chosen[_indices([ask.place for ask in part], logits)] = _drawn(adjusted, highest, part, filtered=filtered)
+    tokens = _reported(logits, draws, chosen.tolist())
+    return [each if fine else None for each, fine in zip(tokens, finite.tolist(), strict=True)]
+
+
+def _adjusted(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """The rows after penalties, bias and bans; the raw ones stay as they are, for log-probabilities."""
+    penalized = {row: (draw.params, draw.history) for row, draw in enumerate(draws) if draw.history is not None}
+    biased = {row: draw.params.logit_bias for row, draw in enumerate(draws) if draw.params.logit_bias}
+    banned = {row: draw.banned for row, draw in enumerate(draws) if draw.banned}
+    if not (penalized or biased or banned):
+        return logits
+    adjusted = logits.clone()
+    if penalized:
+        penalize(adjusted, penalized)
+    if biased:
+        add_bias(adjusted, biased)
+    if banned:
+        ban(adjusted, banned)
+    return adjusted
+
+
+def _asks(draws: Sequence[Draw]) -> Iterator[_Ask]:
+    """The tokens that noise takes part in choosing."""
+    place = 0
     for row, draw in enumerate(draws):
-        if not finite[row]:
-            sampled.append(None)
-        elif draw.is_plain_greedy:
-            sampled.append((Token(greedy[row]),) * len(draw.choices))
-        else:
-            sampled.append(_drawn(logits[row], draw))
-    return sampled
+        if draw.params.temperature > 0:
+            for offset, choice in enumerate(draw.choices):
+                key = stream_key(draw.params.seed, choice, draw.position)
+                yield _Ask(place + offset, row, draw.params, key)
+        place += len(draw.choices)
 
 
-def _drawn(raw: Tensor, draw: Draw) -> tuple[Token, ...] | None:
-    row = _adjusted(raw, draw)
-    highest, index = row.max(dim=0)
-    if not highest.isfinite():
-        return None
-    if draw.params.temperature == 0:
-        chosen = [int(index)] * len(draw.choices)
-    else:
-        # float64: the smallest temperature neither overflows nor turns 0 / 0.
-        chosen = _gumbel_max((row - highest).to(torch.float64) / draw.params.temperature, draw)
-    return _reported(raw, chosen, draw.params.logprobs)
+def _parts(asks: Sequence[_Ask], logits: Tensor) -> Iterator[Sequence[_Ask]]:
+    """Runs of asks short enough for the temporaries that drawing them takes."""
+    room = _IN_CACHE if logits.device.type == "cpu" else _IN_MEMORY
+    count = max(1, room // logits.shape[1])
+    for start in range(0, len(asks), count):
+        yield asks[start : start + count]
 
 
-def _adjusted(raw: Tensor, draw: Draw) -> Tensor:
-    """The row after penalties, bias and bans; the raw row stays as it is, for log-probabilities."""
-    row = raw.clone()
-    if draw.history is not None:
-        penalize(row, draw.params, draw.history)
-    if draw.params.logit_bias:
-        add_bias(row, draw.params.logit_bias)
-    if draw.banned:
-        ban(row, draw.banned)
-    return row
+def _drawn(adjusted: Tensor, highest: Tensor, asks: Sequence[_Ask], *, filtered: bool) -> Tensor:
+    """A token id for each ask, all of them filtered or none: int64 [n]."""
+    rows = _indices([ask.row for ask in asks], adjusted)
+    temperatures = [ask.params.temperature for ask in asks]
+    contest = Contest(
+        gaps=highest[rows, None] - adjusted[rows],
+        temperatures=torch.tensor(temperatures, dtype=torch.float64, device=adjusted.device),
+        keys=stream_words([ask.key for ask in asks], adjusted.device),
+    )
+    listed = survivors(contest.gaps, [ask.params for ask in asks]) if filtered else contest.contenders()
+    return contest.winners(*listed)
 
 
-def _gumbel_max(scaled: Tensor, draw: Draw) -> list[int]:
-    """One token per choice: the survivor with the highest score plus noise, the lower id among equals."""
-    kept = survivors(scaled, draw.params)
-    if kept is None:
-        ids, scores = torch.arange(scaled.numel()), scaled
-    else:
-        ids = kept.sort().values  # the maximum below is the first of equals
-        scores = scaled[ids]
-    chosen = []
-    for choice in draw.choices:
-        noisy = gumbel(stream_key(draw.params.seed, choice, draw.position), ids).add_(scores)
-        chosen.append(int(ids[noisy.max(dim=0).indices]))
-    return chosen
+def _reported(logits: Tensor, draws: Sequence[Draw], chosen: Iterable[int]) -> list[tuple[Token, ...]]:
+    """Each row's tokens, with log-probabilities of the raw logits where they are asked for."""
+    ids = iter(chosen)
+    tokens = [tuple(map(Token, islice(ids, len(draw.choices)))) for draw in draws]
+    asked = {row: draw.params.logprobs for row, draw in enumerate(draws) if draw.params.logprobs is not None}
+    if asked:
+        raw = logits[_indices(list(asked), logits)]
+        told = with_logprobs(raw, [tokens[row] for row in asked], list(asked.values()))
+        for row, each in zip(asked, told, strict=True):
+            tokens[row] = each
+    return tokens
 
 
-def _reported(raw: Tensor, chosen: list[int], alternatives: int | None) -> tuple[Token, ...]:
-    """Tokens with log-probabilities of the raw distribution, when asked for."""
-    if alternatives is None:
-        return tuple(map(Token, chosen))
-    logprobs = raw.to(torch.float64)
-    logprobs -= logprobs.logsumexp(dim=0)
-    best = largest(raw, min(alternatives, raw.numel())).tolist() if alternatives else []
-    top = tuple((token, float(logprobs[token])) for token in best)
-    return tuple(Token(token, float(logprobs[token]), top) for token in chosen)
+def _indices(values: Sequence[int], logits: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=logits.device)

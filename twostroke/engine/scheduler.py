@@ -26,14 +26,25 @@ class _Draft:
 
     budget: int  # tokens left
     longest: int  # most prompt tokens of one sequence
-    chunks: list[Chunk] = field(default_factory=list)
+    counts: dict[Sequence, int] = field(default_factory=dict)  # tokens of each, in the order of the pass
     copies: list[PageCopy] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
-    def add(self, sequence: Sequence) -> None:
-        chunk = Chunk.of(sequence, min(self.budget, self.longest))
-        self.chunks.append(chunk)
-        self.budget -= chunk.count
+    @property
+    def half(self) -> int:
+        return -(-self.budget // 2)
+
+    def give(self, sequence: Sequence, most: int) -> None:
+        """Let a sequence run up to `most` more of its tokens."""
+        given = self.counts.get(sequence, 0)
+        count = min(most, sequence.remaining - given, self.longest - given)
+        if count > 0:
+            self.counts[sequence] = given + count
+            self.budget -= count
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Take back what a sequence was given, since it gives way."""
+        self.budget += self.counts.pop(sequence, 0)
 
 
 class Scheduler:
@@ -42,8 +53,9 @@ class Scheduler:
     def __init__(self, settings: EngineSettings, paging: Paging) -> None:
         self._settings = settings
         self._paging = paging
-        self._waiting: list[Sequence] = []  # by _turn
-        self._running: list[Sequence] = []  # by _seniority: the last one gives way first
+        # Both by _seniority. Of the waiting the first comes next: who gave way is older than all who never ran.
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []  # the last one gives way first
         self._stuck: tuple[Sequence, int, int] | None = None  # who did not fit, and the state of things then
 
     @property
@@ -61,6 +73,12 @@ class Scheduler:
         """Tokens to be run before every sequence can sample its next one."""
         return sum(sequence.remaining for group in (self._waiting, self._running) for sequence in group)
 
+    @property
+    def claimed(self) -> int:
+        """Pages that are spoken for: all that the first in line needs, and one for each that runs to grow by."""
+        first = self._paging.pages_for(self._waiting[0].length_to_admit) if self._waiting else 0
+        return first + self.running
+
     def add(self, sequence: Sequence) -> None:
         """Let a new sequence wait for its turn.
 
@@ -69,7 +87,7 @@ class Scheduler:
         """
         if self.waiting + self.running >= self._settings.max_waiting + self._settings.max_running:
             raise Overloaded(f"{self.waiting} requests are waiting and {self.running} running; no more are taken")
-        insort(self._waiting, sequence, key=_turn)
+        insort(self._waiting, sequence, key=_seniority)
 
     def remove(self, sequence: Sequence) -> None:
         """End a sequence where it stands and free all it holds. Doing so twice changes nothing."""
@@ -83,17 +101,20 @@ class Scheduler:
     def plan(self) -> Step | None:
         """Choose the next forward pass, or None when nothing can run.
 
-        Running sequences go first, a token each, so that streams stay smooth; prompts share what is left of the
-        budget, those begun before new ones. A new one is admitted with all of its pages at once, or not at all.
+        Running sequences go first, a token each, so that streams stay smooth. Prompts share what is left of the
+        budget, those begun before new ones: each leaves half of it to those behind, so that a short prompt need not
+        wait for the end of a long one, and what they do not need goes to the oldest. A new one is admitted with all of
+        its pages at once, or not at all.
         """
         draft = _Draft(self._settings.tokens_per_step, self._settings.max_chunk or self._settings.tokens_per_step)
         self._decode(draft)
         for sequence in self._running:
-            if draft.budget > 0 and sequence.remaining > 1:
-                draft.add(sequence)
+            if sequence.remaining > 1:
+                draft.give(sequence, draft.half)
         self._admit(draft)
-        # A sequence may have given way to one that was admitted after its own chunk was chosen.
-        chunks = tuple(chunk for chunk in draft.chunks if chunk.sequence.state is SequenceState.RUNNING)
+        for sequence in self._running:
+            draft.give(sequence, draft.budget)
+        chunks = tuple(Chunk.of(sequence, count) for sequence, count in draft.counts.items())
         return Step(chunks, tuple(draft.copies), tuple(draft.refusals)) if chunks or draft.refusals else None
 
     def settle(self, step: Step, sampled: Mapping[Sequence, tuple[Token, ...]]) -> list[tuple[Sequence, StepOutput]]:
@@ -114,7 +135,7 @@ class Scheduler:
         for sequence in tuple(self._running):  # a copy: making room may preempt
             running = sequence.state is SequenceState.RUNNING
             if running and sequence.remaining == 1 and self._make_room(sequence):
-                draft.add(sequence)
+                draft.give(sequence, 1)
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Get room for the next token; the last in seniority gives way, which may be the sequence itself."""
@@ -136,21 +157,26 @@ class Scheduler:
             if refusal is not None:
                 self.remove(sequence)
                 draft.refusals.append(refusal)
-            elif self._enter(sequence, prefix):
+            elif self._enter(sequence, prefix, draft):
                 copy = self._paging.copy_of(sequence, prefix)
                 draft.copies += [copy] if copy else []
-                draft.add(sequence)
+                draft.give(sequence, draft.half)
             else:
                 self._stuck = (sequence, self._paging.returned, self.running)
                 return
 
-    def _enter(self, sequence: Sequence, prefix: Prefix) -> bool:
-        """Make the first waiting sequence a running one, if a place and its pages can be had."""
-        while self.running >= self._settings.max_running or not self._paging.reserve(sequence, prefix):
-            victim = self._running[-1] if self._running else None
-            if victim is None or victim.request.priority <= sequence.request.priority:
-                return False
-            self._preempt(victim)
+    def _enter(self, sequence: Sequence, prefix: Prefix, draft: _Draft) -> bool:
+        """Make the first waiting sequence a running one, if a place and its pages can be had.
+
+        Lower classes give way, the last in seniority first, and none of them for a sequence that would not get in.
+        """
+        lower = [each for each in self._running if each.request.priority > sequence.request.priority]
+        places = self._settings.max_running
+        if self.running - len(lower) >= places or not self._paging.fits(sequence, prefix, without=lower):
+            return False
+        while self.running >= places or not self._paging.reserve(sequence, prefix):
+            draft.withdraw(self._running[-1])
+            self._preempt(self._running[-1])
         self._waiting.remove(sequence)
         if sequence.cached is None:
             sequence.cached = min(prefix.tokens, len(sequence.request.prompt))
@@ -162,8 +188,9 @@ class Scheduler:
         """Send a running sequence back to wait. Its tokens stay; its full blocks stay cached as long as they can."""
         self._running.remove(sequence)
         self._paging.free(sequence)
-        sequence.state, sequence.preempted = SequenceState.WAITING, True
-        insort(self._waiting, sequence, key=_turn)
+        sequence.state = SequenceState.WAITING
+        sequence.preemptions += 1
+        insort(self._waiting, sequence, key=_seniority)
 
     def _progress(self, chunk: Chunk, sampled: tuple[Token, ...]) -> StepOutput:
         sequence = chunk.sequence
@@ -198,10 +225,6 @@ def _refusal(sequence: Sequence, prefix: Prefix) -> Refusal | None:
 def _ended(verdicts: tuple[FinishReason | None, ...]) -> FinishReason | None:
     """Why a sequence ended: the reason of its first choice, once none of its choices goes on."""
     return verdicts[0] if verdicts and None not in verdicts else None
-
-
-def _turn(sequence: Sequence) -> tuple[int, bool, int]:
-    return (sequence.request.priority, not sequence.preempted, sequence.number)
 
 
 def _seniority(sequence: Sequence) -> tuple[int, int]:

@@ -64,7 +64,7 @@ class Sequence:
         published: leading blocks that are in the prefix index, or have an equal there.
         exported: leading blocks that were reported and lent to the caller.
         cached: prompt tokens found in pages when first admitted; None before.
-        preempted: whether it waits to take up again what it had begun.
+        preemptions: how often it gave way to others and had to begin again.
         ends: tokens that end it.
         limit: length at which it ends.
         history: what penalties look at; None when no penalty is in force.
@@ -81,7 +81,7 @@ class Sequence:
         "limit",
         "number",
         "pages",
-        "preempted",
+        "preemptions",
         "published",
         "request",
         "state",
@@ -99,7 +99,7 @@ class Sequence:
         self.pages: list[int] = []
         self.computed = self.published = self.exported = 0
         self.cached: int | None = None
-        self.preempted = False
+        self.preemptions = 0
         self.state = SequenceState.WAITING
         self.ends = stops.stop_token_ids if stops.ignore_eos else stops.stop_token_ids | end_token_ids
         self.limit = min(len(request.prompt) + stops.max_tokens, context)

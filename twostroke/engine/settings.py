@@ -18,6 +18,7 @@ class EngineSettings:
         max_waiting: sequences that may wait beyond those; more are refused as Overloaded.
         max_chunk: most prompt tokens of one sequence in one step, so that others fit beside it; None for no such limit.
         threads: torch's intra-op threads; more than one pays only on a machine without neighbours.
+        graphs: whether decode steps are captured and replayed on a CUDA device.
     """
 
     pages: int
@@ -26,6 +27,7 @@ class EngineSettings:
     max_waiting: int = 256
     max_chunk: int | None = None
     threads: int = 1
+    graphs: bool = True
 
     def __post_init__(self) -> None:
         minima = {"pages": 2, "tokens_per_step": 1, "max_running": 1, "max_waiting": 1, "max_chunk": 1, "threads": 1}

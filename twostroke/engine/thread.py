@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from typing import Any
 import torch
 
 from twostroke.engine.core import Delivery, EngineCore
+
+# After each operator the engine needs the interpreter; a busy loop may keep it so long. Python's default is 5 ms.
+SWITCH_SECONDS = 0.0005
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +115,9 @@ class EngineThread:
         cause: BaseException | None = None
         try:
             torch.set_num_threads(self._threads)
+            sys.setswitchinterval(min(SWITCH_SECONDS, sys.getswitchinterval()))
             self._serve()
+            self._core.check_integrity()
         except BaseException as error:  # noqa: BLE001 - reported to the loop, which fails every waiter
             _log.exception("the engine thread ends")
             cause = error
@@ -167,8 +173,8 @@ class EngineThread:
                 self._stopping = True
 
     def _rest(self, results: Results, *, check: bool) -> None:
-        """Nothing is left to run: answer who waits for that, and prove the accounts."""
+        """Nothing is left to run: answer who waits for that, and compare the accounts."""
         if check:
-            self._core.check_integrity()
+            self._core.check_idle()
         results.replies += [Reply(each) for each in self._idlers]
         self._idlers.clear()

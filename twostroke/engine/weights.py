@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import ctypes
-import logging
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
+from twostroke.engine.backend import Backend
 from twostroke.engine.config import ModelConfig
-from twostroke.engine.linear import Linear, LinearFactory, WeightMode, has_packed_kernels
-from twostroke.engine.loading.checkpoint import Checkpoint, TensorSource, weights_digest
+from twostroke.engine.loading.checkpoint import Checkpoint, TensorSource
+from twostroke.engine.loading.digests import states, weights_digest
+from twostroke.engine.loading.draft import Draft, RecordedParts, needed_bytes
 from twostroke.engine.loading.folder import folder_config
 from twostroke.engine.loading.gguf_config import gguf_config
 from twostroke.engine.loading.gguf_tensors import GgufSource
+from twostroke.engine.loading.parts import CheckpointParts, Parts
+from twostroke.engine.loading.prepared import Damaged, PreparedFile, PreparedParts, prepared_name
 from twostroke.engine.loading.shards import SafetensorsSource
-from twostroke.engine.model import CausalModel, Decoder, Layer
+from twostroke.engine.loading.shelf import WeightsCache
+from twostroke.engine.matrix import WeightMode
+from twostroke.engine.models import CausalModel
+from twostroke.engine.models.registry import FAMILIES
 from twostroke.errors import ModelError
 from twostroke.kv.format import KvFormat
 
-__all__ = ["LoadedModel", "WeightMode", "load_model", "read_config"]
-
-_log = logging.getLogger(__name__)
-_LOAD_THREADS = 2
-_EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+__all__ = ["LoadedModel", "WeightMode", "load_model", "read_config", "read_shapes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class LoadedModel:
             head_dim=self.config.head_dim,
             block_tokens=block_tokens,
             dtype=dtype,
-            rope_digest=self.config.rope.digest,
+            rope_digest=self.config.rope_digest,
         )
 
 
@@ -58,25 +59,70 @@ def read_config(path: Path) -> ModelConfig:
     return _open(path)[0]
 
 
-def load_model(path: Path, *, mode: WeightMode) -> LoadedModel:
-    """Load a GGUF file or a Hugging Face folder.
+def read_shapes(path: Path) -> Mapping[str, tuple[int, ...]]:
+    """Read the shape of every tensor of the model at `path`, by Hugging Face names; raises as `load_model` does."""
+    return _open(path)[1].shapes
+
+
+def load_model(path: Path, *, mode: WeightMode, backend: Backend, cache: WeightsCache | None = None) -> LoadedModel:
+    """Load a GGUF file or a Hugging Face folder onto `backend`.
+
+    With a `cache`, the first load leaves a prepared file there, and later ones map it and read no tensor of `path`; the
+    values are the same bit for bit. Trouble with the cache costs time, never the model.
 
     Raises:
-        ModelError: files are absent, damaged, incomplete, or hold tensors or values the configuration does not allow.
+        ModelError: files are absent, damaged, incomplete, change meanwhile, or hold tensors or values the configuration
+            does not allow.
         UnsupportedModel: an architecture, tensor type or setting this engine does not have; the message names it.
     """
+    before = states(_weight_files(path))
     config, source = _open(path)
     checkpoint = Checkpoint(source)
-    with ThreadPoolExecutor(_LOAD_THREADS, thread_name_prefix="load-model") as threads:
-        digest = threads.submit(weights_digest, config, source.files)
-        try:
-            model = _assemble(config, checkpoint, LinearFactory(mode, packs=has_packed_kernels()), threads)
-        except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)  # one bad tensor: do not load the rest first
-            raise
-        checkpoint.finish()
-        _return_free_memory()
-        return LoadedModel(config=model.config, model=model, mode=mode, weights_digest=digest.result())
+    checkpoint.require(f"model.layers.{config.num_layers - 1}.input_layernorm.weight")  # before work for any layer
+
+    def build(parts: Parts) -> CausalModel:
+        return FAMILIES[config.architecture](config, parts, backend)
+
+    if cache is None:
+        with ThreadPoolExecutor(1, thread_name_prefix="weights-digest") as aside:
+            hashing = aside.submit(weights_digest, config, source.files)
+            model, digest = _built(checkpoint, build, CheckpointParts(checkpoint, mode)), hashing.result()
+    else:
+        digest = cache.digest(config, source.files)
+        model = _built_with(cache, digest, mode, checkpoint, build)
+    if states(_weight_files(path)) != before:
+        raise ModelError(f"{path.name} changed while it was loaded; load it again")
+    _return_free_memory()
+    return LoadedModel(config=model.config, model=model, mode=mode, weights_digest=digest)
+
+
+def _built(checkpoint: Checkpoint, build: Callable[[Parts], CausalModel], parts: Parts) -> CausalModel:
+    model = build(parts)
+    checkpoint.finish()
+    return model
+
+
+def _built_with(
+    cache: WeightsCache, digest: bytes, mode: WeightMode, checkpoint: Checkpoint, build: Callable[[Parts], CausalModel]
+) -> CausalModel:
+    """Build from the prepared file, or from the model's own files while preparing one."""
+    name, parts = prepared_name(digest, mode), CheckpointParts(checkpoint, mode)
+    size, header_bytes = needed_bytes(checkpoint.shapes, mode)
+    for _ in range(_CLAIMS):
+        match cache.claim(name, size=size, header_bytes=header_bytes):
+            case PreparedFile() as file:
+                try:
+                    return build(PreparedParts(file, checkpoint, mode))
+                except Damaged as damage:
+                    file.discard(damage)
+            case Draft() as draft:
+                with closing(draft):
+                    model = _built(checkpoint, build, RecordedParts(parts, draft))
+                    draft.publish()
+                    return model
+            case None:
+                break
+    return _built(checkpoint, build, parts)
 
 
 def _open(path: Path) -> tuple[ModelConfig, TensorSource]:
@@ -88,49 +134,8 @@ def _open(path: Path) -> tuple[ModelConfig, TensorSource]:
     return gguf_config(path, source), source
 
 
-def _assemble(
-    config: ModelConfig, checkpoint: Checkpoint, factory: LinearFactory, threads: ThreadPoolExecutor
-) -> CausalModel:
-    """Build all parts, a few at a time: reading, packing and hashing release the interpreter lock."""
-    checkpoint.require(f"model.layers.{config.num_layers - 1}.input_layernorm.weight")  # before work for any layer
-    layers = [threads.submit(_layer, index, config, checkpoint, factory) for index in range(config.num_layers)]
-    embeddings, head = _ends(config, checkpoint, factory)
-    norm = checkpoint.take("model.norm.weight", config.hidden_size)
-    config = replace(config, tied_embeddings=not checkpoint.has(_HEAD))
-    return Decoder(config, embeddings, tuple(layer.result() for layer in layers), norm, head)
-
-
-def _ends(config: ModelConfig, checkpoint: Checkpoint, factory: LinearFactory) -> tuple[Tensor, Linear]:
-    """Build the embeddings and the output head; a head that is not in the files is the embeddings."""
-    shape = (config.vocab_size, config.hidden_size)
-    weight = checkpoint.take(_EMBEDDINGS, *shape)
-    embeddings = factory.embedding(_EMBEDDINGS, weight)
-    if checkpoint.has(_HEAD):
-        return embeddings, factory.linear(_HEAD, checkpoint.take(_HEAD, *shape))
-    if not config.tied_embeddings:
-        _log.warning("the files hold no %s though the configuration unties it: the embeddings serve as head", _HEAD)
-    return embeddings, factory.linear(_EMBEDDINGS, weight)
-
-
-def _layer(index: int, config: ModelConfig, checkpoint: Checkpoint, factory: LinearFactory) -> Layer:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    prefix = f"model.layers.{index}."
-
-    def matrix(*parts: tuple[str, int], columns: int, bias: bool = False) -> Linear:
-        weights = [checkpoint.take(f"{prefix}{name}.weight", rows, columns) for name, rows in parts]
-        biases = [checkpoint.take(f"{prefix}{name}.bias", rows) for name, rows in parts] if bias else []
-        return factory.linear(prefix + parts[0][0], torch.cat(weights), torch.cat(biases) if biases else None)
-
-    attention = [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)]
-    return Layer(
-        attention_norm=checkpoint.take(prefix + "input_layernorm.weight", hidden),
-        qkv=matrix(*attention, columns=hidden, bias=config.attention_bias),
-        output=matrix(("self_attn.o_proj", hidden), columns=q, bias=config.output_bias),
-        feed_forward_norm=checkpoint.take(prefix + "post_attention_layernorm.weight", hidden),
-        gate_up=matrix(("mlp.gate_proj", inner), ("mlp.up_proj", inner), columns=hidden),
-        down=matrix(("mlp.down_proj", hidden), columns=inner),
-    )
+def _weight_files(path: Path) -> list[Path]:
+    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
 
 
 def _return_free_memory() -> None:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
-import numpy as np
-import numpy.typing as npt
 
 from twostroke.errors import Unavailable
 from twostroke.kv.client import KvStoreClient
@@ -23,6 +21,7 @@ from twostroke.kv.layout import Attachment
 from twostroke.kv.refs import BlockRef, Lease
 from twostroke.kv.transport import BlockTransport, Tenancy
 from twostroke.kv.transport.calls import StoreCalls
+from twostroke.kv.transport.pages import Pages
 from twostroke.kv.transport.shm import SharedMemoryTransport
 from twostroke.kv.transport.streams import StreamTransport
 from twostroke.rpc.channel import connect
@@ -57,20 +56,20 @@ class TransportChoice(enum.Enum):
 
 
 class BlockStoreClient(KvStoreClient):
-    """Reads blocks into pages and writes pages as blocks. `rows` are the pages: uint8 [pages, block_bytes]."""
+    """Reads blocks into a worker's pages and writes its pages as blocks."""
 
     def __init__(
         self,
         channel: grpc.aio.Channel,
         kv_format: KvFormat,
-        rows: npt.NDArray[np.uint8],
+        pages: Pages,
         *,
         transport: TransportChoice = TransportChoice.AUTO,
         lease_seconds: float = 30.0,
     ) -> None:
         super().__init__(channel, lambda: kv_format, writes=True)
         self._lease_seconds = lease_seconds
-        self._rows = rows
+        self._pages = pages
         self._choice = transport
         self._transport: BlockTransport | None = None
         self._node: Attachment | None = None  # that the transport belongs to
@@ -83,7 +82,7 @@ class BlockStoreClient(KvStoreClient):
         cls,
         address: str,
         kv_format: KvFormat,
-        rows: npt.NDArray[np.uint8],
+        pages: Pages,
         *,
         transport: TransportChoice = TransportChoice.AUTO,
         lease_seconds: float = 30.0,
@@ -93,7 +92,7 @@ class BlockStoreClient(KvStoreClient):
         A store that is not there yet is attached to later. Raises FormatMismatch, when it is there with other blocks.
         """
         channel = connect(address)
-        client = cls(channel, kv_format, rows, transport=transport, lease_seconds=lease_seconds)
+        client = cls(channel, kv_format, pages, transport=transport, lease_seconds=lease_seconds)
         try:
             try:
                 client._transport_to(await client.attached())
@@ -211,14 +210,14 @@ class BlockStoreClient(KvStoreClient):
     def _open(self, node: Attachment) -> BlockTransport:
         calls = StoreCalls(self, node, self._lease_seconds)
         if self._choice is TransportChoice.GRPC:
-            return StreamTransport(calls, self._rows)
+            return StreamTransport(calls, self._pages)
         try:
-            return SharedMemoryTransport(calls, self._rows)
+            return SharedMemoryTransport(calls, self._pages)
         except Unavailable as error:
             if self._choice is TransportChoice.SHARED_MEMORY:
                 raise
             log.info("the arena cannot be mapped", extra={"error": error.message})
-            return StreamTransport(calls, self._rows)
+            return StreamTransport(calls, self._pages)
 
 
 def _parts(count: int, most: int) -> Iterator[slice]:

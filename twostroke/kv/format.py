@@ -20,7 +20,7 @@ class KvFormat:
 
     model: str
     weights_digest: bytes
-    weight_mode: str  # the values behind the matrices: f32, f16
+    weight_mode: str  # the values behind the matrices, such as f16
     layers: int
     kv_heads: int
     head_dim: int

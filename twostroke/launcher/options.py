@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from twostroke.engine.device import Device
+from twostroke.engine.mode import WeightMode
 from twostroke.settings import InvalidSetting, parse_bytes, setting
 
 MAX_WORKERS = 16  # of a role, on one machine
@@ -23,7 +25,11 @@ class UpOptions:
     host: str = setting("127.0.0.1", help="interface of the two doors; everything else stays on loopback")
     port: int = setting(8_000, help="port of the OpenAI API; 0 picks a free one")
     grpc_port: int | None = setting(None, help="port of the gRPC door; by default the one after --port")
-    weights: str = setting("f16", help="values of the matrices: f32 as the file has them, f16 rounded once")
+    device: Device = setting(Device.AUTO, help="where workers compute: auto, cpu or cuda; auto takes a GPU that works")
+    weights: WeightMode | None = setting(
+        None,
+        help="values of the matrices: f32 as the file has them; f16, bf16, int8 rounded once; by default the device's",
+    )
     threads: int = setting(1, help="torch threads of each worker")
     kv_bytes: str = setting("512MiB", help="memory of each worker for pages of keys and values")
     arena_bytes: str = setting("1GiB", help="shared memory for stored blocks")
@@ -47,8 +53,6 @@ class UpOptions:
         self._within("threads", 1, os.cpu_count() or 1)
         if not 0 <= self.drain_seconds <= 3_600:
             raise InvalidSetting("drain_seconds", self.drain_seconds, "must lie between 0 and 3600")
-        if self.weights not in ("f32", "f16"):
-            raise InvalidSetting("weights", self.weights, "must be f32 or f16")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise InvalidSetting("log_level", self.log_level, "must be debug, info, warning or error")
         parse_bytes("kv_bytes", self.kv_bytes)

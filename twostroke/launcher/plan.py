@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
+from twostroke.engine.device import Device
 from twostroke.launcher.options import UpOptions
 
 
@@ -104,7 +105,8 @@ def _worker(options: UpOptions, site: Site, place: Place) -> tuple[str, ...]:
         *("--model", str(site.model)),
         *(("--name", site.name) if site.name else ()),
         *("--kvstore", site.kvstore.reach),
-        *("--weights", options.weights),
+        *(() if options.device is Device.AUTO else ("--device", options.device)),
+        *(("--weights", options.weights) if options.weights else ()),
         *("--threads", str(options.threads)),
         *("--kv-bytes", options.kv_bytes),
         *_shared(options),

@@ -39,6 +39,7 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._failure: GaveUp | None = None
         self._children: tuple[Child, ...] = ()
+        self._weights = ""  # as workers tell it: where none are asked for, it is up to their device
 
     async def run(self, specs: Sequence[ChildSpec], environ: Mapping[str, str]) -> int:
         """Run until SIGINT, SIGTERM or SIGHUP; returns the exit status. A second signal kills what is left.
@@ -98,8 +99,10 @@ class Supervisor:
     def _hear(self, child: Child, line: Line) -> None:
         if self._stopping.is_set() and not line.is_trouble:
             return
+        if line.event == "model ready":
+            self._weights = str(line.fields.get("weights", ""))
         if child.spec.role is Role.ROUTER and line.event == "ready":
-            self._progress.ready(self._site, self._options.weights)
+            self._progress.ready(self._site, self._weights)
         else:
             self._progress.line(child.spec.name, line)
 

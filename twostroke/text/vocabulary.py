@@ -1,6 +1,6 @@
 """Reads a TokenizerBundle from the vocabulary in a GGUF file's metadata.
 
-A GGUF file names the way text was split before merging (`tokenizer.ggml.pre`) and leaves the rule itself to the reader.
+A byte-level one names the way text was split before merging (`tokenizer.ggml.pre`) and leaves the rule to the reader.
 The rules here are those of the models' own tokenizers; merges do the rest. Nothing is guessed: another kind of model or
 a name that is not here is an error, since a wrong rule gives other ids for the same text and nobody notices.
 """
@@ -10,12 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from twostroke.errors import ModelError, UnsupportedModel
-from twostroke.gguf import GgufMetadata, read_metadata
+from twostroke.gguf import GgufMetadata, end_tokens, read_metadata
 from twostroke.text.bundle import ByteRule, TokenizerBundle
+from twostroke.text.entries import Entries
 from twostroke.text.sealing import Document, seal
-
-_CONTROL, _USER_DEFINED = 3, 4  # token types: matched as units, shown or not
-_END_KEYS = ("eos", "eot", "eom")
+from twostroke.text.sentencepiece import adds_space_prefix, sentencepiece_document
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (  # {digits} is how many digits stay together
@@ -49,43 +48,44 @@ def bundle_from_metadata(metadata: GgufMetadata) -> TokenizerBundle:
         ModelError: a key is missing or the vocabulary contradicts itself.
         UnsupportedModel: a kind of vocabulary or a splitting rule that is not known here, by name.
     """
-    model = metadata.text("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise UnsupportedModel(
-            f"GGUF vocabulary of kind {model!r}: only 'gpt2' (byte-level BPE) is read, since other kinds leave out "
-            "their merges and normalization; use the model's folder with tokenizer.json"
-        )
-    document = _document(metadata)
+    model, entries = metadata.text("tokenizer.ggml.model"), Entries.read(metadata)
+    match model:
+        case "gpt2":
+            document, rule, strips = _byte_level_document(metadata, entries), ByteRule.BYTE_LEVEL, False
+        case "llama":
+            document, rule = sentencepiece_document(metadata, entries), ByteRule.SENTENCEPIECE
+            strips = adds_space_prefix(metadata)
+        case _:
+            raise UnsupportedModel(
+                f"GGUF vocabulary of kind {model!r}: only 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) are read; "
+                "use the model's folder with tokenizer.json"
+            )
     sealed, specials = seal(document)
-    bos, eos, *others = (metadata.integer(f"tokenizer.ggml.{key}_token_id") for key in ("bos", *_END_KEYS))
+    bos, adds_bos = metadata.integer("tokenizer.ggml.bos_token_id"), metadata.flag("tokenizer.ggml.add_bos_token")
     return TokenizerBundle(
         tokenizer_json=sealed,
         specials=specials,
-        byte_rule=ByteRule.BYTE_LEVEL,
+        byte_rule=rule,
+        strips_leading_space=strips,
         chat_template=metadata.text("tokenizer.chat_template"),
         bos_token_id=bos,
-        eos_token_id=eos,
-        add_bos=bool(metadata.flag("tokenizer.ggml.add_bos_token")) and bos is not None,
-        end_token_ids=frozenset(end for end in (eos, *others) if end is not None),
+        eos_token_id=metadata.integer("tokenizer.ggml.eos_token_id"),
+        # SentencePiece models that do not say are given one, as llama.cpp does.
+        add_bos=bos is not None and (rule is ByteRule.SENTENCEPIECE if adds_bos is None else adds_bos),
+        end_token_ids=end_tokens(metadata),
     )
 
 
-def _document(metadata: GgufMetadata) -> Document:
+def _byte_level_document(metadata: GgufMetadata, entries: Entries) -> Document:
     """The vocabulary as a document of the `tokenizers` library."""
-    pieces = _required(metadata.strings("tokenizer.ggml.tokens"), "tokens")
-    merges = _required(metadata.strings("tokenizer.ggml.merges"), "merges")
-    types = metadata.integers("tokenizer.ggml.token_type") or (1,) * len(pieces)
-    if len(types) != len(pieces) or len(set(pieces)) != len(pieces):
-        raise ModelError("the GGUF vocabulary has entries twice, or not a type for each")
+    merges = metadata.strings("tokenizer.ggml.merges")
+    if merges is None:
+        raise ModelError("the GGUF file has no tokenizer.ggml.merges")
     rule = metadata.text("tokenizer.ggml.pre") or "default"
     prefix_space = bool(metadata.flag("tokenizer.ggml.add_space_prefix"))
     return {
         "version": "1.0",
-        "added_tokens": [
-            _added(id_, piece, kind)
-            for id_, (piece, kind) in enumerate(zip(pieces, types, strict=True))
-            if kind in (_CONTROL, _USER_DEFINED)
-        ],
+        "added_tokens": entries.added_tokens(),
         "normalizer": {"type": "NFC"} if rule in _COMPOSED else None,
         "pre_tokenizer": _pre_tokenizer(rule, prefix_space=prefix_space),
         "decoder": _byte_level(prefix_space=False),
@@ -98,21 +98,10 @@ def _document(metadata: GgufMetadata) -> Document:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": rule in _WHOLE_WORDS_FIRST,
-            "vocab": {piece: id_ for id_, piece in enumerate(pieces)},
+            "vocab": {piece: id_ for id_, piece in enumerate(entries.pieces)},
             "merges": list(merges),
         },
     }
-
-
-def _required(value: tuple[str, ...] | None, key: str) -> tuple[str, ...]:
-    if value is None:
-        raise ModelError(f"the GGUF file has no tokenizer.ggml.{key}")
-    return value
-
-
-def _added(id_: int, piece: str, kind: int) -> Document:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": id_, "content": piece, **flags, "special": kind == _CONTROL}
 
 
 def _pre_tokenizer(rule: str, *, prefix_space: bool) -> Document:

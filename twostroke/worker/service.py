@@ -80,7 +80,7 @@ def describe(worker: Worker, role: Role) -> WorkerInfo:
         role=role,
         model=model,
         kv_format=kv_format,
-        device="cpu",
+        device=worker.loaded.model.backend.device.type,
         pages=worker.engine.load().pages,
         max_running=worker.settings.max_running,
         max_open=worker.settings.max_running + worker.settings.max_waiting,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from twostroke.engine.linear import WeightMode
+from twostroke.engine.device import Device
+from twostroke.engine.mode import WeightMode
 from twostroke.engine.settings import EngineSettings
 from twostroke.kv.blocks import TransportChoice
 from twostroke.kv.format import KvFormat
@@ -21,9 +22,11 @@ class WorkerSettings:
     model: Path = setting(help="a GGUF file, or a folder with config.json and *.safetensors")
     name: str = setting("", help="id under which the model is served; by default that of the file or folder")
     kvstore: str = setting(help="host:port of this host's KV block store")
-    weights: WeightMode = setting(
-        WeightMode.F16, help="values of the matrices; workers in different modes share nothing"
+    weights: WeightMode | None = setting(
+        None,
+        help="values of the matrices, by default f16 on a CPU, bf16 on a GPU; workers in different modes share nothing",
     )
+    device: Device = setting(Device.AUTO, help="where to compute: auto, cpu or cuda; auto takes a GPU that works")
     block_tokens: int = setting(16, help="tokens per block; every worker and store must agree")
     kv_bytes: str = setting("1GiB", help="memory for pages of keys and values")
     tokens_per_step: int = setting(
@@ -33,6 +36,9 @@ class WorkerSettings:
     max_running: int = setting(64, help="sequences that are computed at once")
     max_waiting: int = setting(256, help="sequences that may wait; more are refused")
     threads: int = setting(1, help="torch threads; more than one pays only on a machine without neighbours")
+    graphs: bool = setting(
+        True, help="capture decode steps on a GPU and replay them; --no-graphs launches every kernel"
+    )
     transport: TransportChoice = setting(TransportChoice.AUTO, help="how block bytes move: auto, shm or grpc")
     lease_seconds: float = setting(30.0, help="how long blocks stay leased without a renewal")
     server: ServerSettings = field(default_factory=ServerSettings)
@@ -61,6 +67,7 @@ class WorkerSettings:
                 max_waiting=self.max_waiting,
                 max_chunk=self.max_chunk,
                 threads=self.threads,
+                graphs=self.graphs,
             )
         except ValueError as error:
             raise InvalidSetting("engine", "", str(error)) from error

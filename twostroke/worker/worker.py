@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from twostroke.engine.backends.choice import choose_backend, default_mode
+from twostroke.engine.cache import kv_dtype
+from twostroke.engine.cuda.kernels import prepare_kernels
 from twostroke.engine.engine import Engine
 from twostroke.engine.weights import LoadedModel, load_model
 from twostroke.errors import FormatMismatch, WorkerLost
@@ -61,23 +64,30 @@ class Worker:
 async def started(settings: WorkerSettings) -> AsyncIterator[Worker]:
     """Load the model, start its engine and attach to the store; take all apart on leaving."""
     loaded, bundle = await asyncio.gather(
-        asyncio.to_thread(load_model, settings.model, mode=settings.weights),
+        asyncio.to_thread(_loaded, settings),
         asyncio.to_thread(load_bundle, settings.model),
     )
-    kv_format = loaded.kv_format(block_tokens=settings.block_tokens)
+    backend = loaded.model.backend
+    kv_format = loaded.kv_format(block_tokens=settings.block_tokens, dtype=kv_dtype(backend.dtype))
     async with (
         Engine.start(settings.engine(pages=settings.pages(kv_format)), loaded.model, kv_format) as engine,
         BlockStoreClient.opened(
             settings.kvstore,
             kv_format,
-            engine.cache.rows(),
+            engine.cache.movable(),
             transport=settings.transport,
             lease_seconds=settings.lease_seconds,
         ) as store,
     ):
         log.info(
             "model ready",
-            extra={"model": kv_format.model, "weights": kv_format.weight_mode, "pages": engine.cache.pages},
+            extra={
+                "model": kv_format.model,
+                "weights": kv_format.weight_mode,
+                "pages": engine.cache.pages,
+                "backend": backend.name,
+                "device": str(backend.device),
+            },
         )
         yield Worker(
             incarnation=secrets.token_hex(8),
@@ -88,3 +98,11 @@ async def started(settings: WorkerSettings) -> AsyncIterator[Worker]:
             store=store,
             settings=settings,
         )
+
+
+def _loaded(settings: WorkerSettings) -> LoadedModel:
+    """Load the model onto its device, and build the kernels it needs there."""
+    backend = choose_backend(settings.device, mode=settings.weights, threads=settings.threads)
+    loaded = load_model(settings.model, mode=settings.weights or default_mode(backend), backend=backend)
+    prepare_kernels(backend, loaded.config, log.info)
+    return loaded

@@ -5,6 +5,7 @@ Import a backend from its own module, so that none is loaded that is not used.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -14,6 +15,17 @@ from twostroke.engine.batch import Batch
 Plan = Any  # what a backend's `plan` returned; only the same backend's `attend` looks inside
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """What a model's attention is like, apart from its cache."""
+
+    heads: int  # of queries
+    kv_heads: int
+    head_dim: int
+    scale: float  # scores are multiplied by it before the softmax
+    windows: tuple[int | None, ...]  # for each layer, how many of the latest tokens a query sees, itself included
+
+
 class AttentionBackend(Protocol):
     """Paged attention on one device. `reference` is the truth; tests/parity holds the rest to it."""
 
@@ -21,4 +33,7 @@ class AttentionBackend(Protocol):
         """Do the work of a step that is the same for every layer: row numbers, masks, kernel schedules."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
-        """Write k, v [T, Hkv, D] into their pages, then attend q [T, H, D] to all up to itself; returns [T, H, D]."""
+        """Write k, v [T, Hkv, D] into their pages, then attend q [T, H, D] to all up to itself; returns [T, H, D].
+
+        The three may be views with a stride between tokens; heads and their dimensions are contiguous.
+        """

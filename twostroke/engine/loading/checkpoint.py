@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from hashlib import blake2b
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from twostroke.engine.config import DIGEST_BYTES, ModelConfig
 from twostroke.errors import ModelError
-
-_CHUNK_BYTES = 1 << 22
 
 
 class TensorSource(Protocol):
@@ -44,6 +40,11 @@ class Checkpoint:
         self._source = source
         self._unused = set(source.shapes)
 
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor in the files, by name."""
+        return self._source.shapes
+
     def has(self, name: str) -> bool:
         """Say whether the files hold `name`."""
         return name in self._source.shapes
@@ -70,14 +71,3 @@ class Checkpoint:
         """Declare that everything needed was taken."""
         if self._unused:
             raise ModelError(f"tensors that no part of the model uses: {', '.join(sorted(self._unused))}")
-
-
-def weights_digest(config: ModelConfig, files: Iterable[Path]) -> bytes:
-    """16 bytes of BLAKE2b over all bytes of `files`, in order, and the arithmetic of `config`."""
-    digest = blake2b(config.arithmetic_digest, digest_size=DIGEST_BYTES, person=b"twostroke.weight")
-    for path in files:
-        digest.update(path.stat().st_size.to_bytes(8, "little"))
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-    return digest.digest()

@@ -78,6 +78,14 @@ class Fields:
             raise self._wrong(key, "a string")
         return value
 
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings; an absent one is empty."""
+        value = self._values.get(key)
+        listed = [] if value is None else value
+        if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+            raise self._wrong(key, "a list of strings")
+        return tuple(listed)
+
     def inner(self, key: str) -> Fields:
         """Return the object under `key`; an absent one is empty."""
         value = self._values.get(key) or {}

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from twostroke.engine.config import ModelConfig, RopeConfig, RopeScaling
+from twostroke.engine.backend import Activation
+from twostroke.engine.config import MAX_LAYERS, ModelConfig
+from twostroke.engine.loading.dialects import Bias, Dialect, dialect_of
 from twostroke.engine.loading.fields import Fields
-from twostroke.errors import UnsupportedModel
+from twostroke.engine.loading.ropes import read_ropes
+from twostroke.engine.loading.windows import layer_windows
+from twostroke.errors import ModelError, UnsupportedModel
 
-_QKV_BIAS = {"llama": False, "mistral": False, "qwen2": True}  # also the registry of what is supported
-_ACTIVATIONS = ("silu", "swish")
-_ROPE_TYPES = {"default": RopeScaling.NONE, "linear": RopeScaling.LINEAR, "llama3": RopeScaling.LLAMA3}
+_ACTIVATIONS = {"silu": Activation.SILU, "swish": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
+_UNSUPPORTED_FLAGS = ("mlp_bias", "use_bidirectional_attention")
+_UNSUPPORTED_KEYS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 def folder_config(folder: Path) -> ModelConfig:
@@ -21,83 +25,65 @@ def folder_config(folder: Path) -> ModelConfig:
         UnsupportedModel: an architecture, rope type or setting this engine does not have.
     """
     config = Fields.read(folder / "config.json")
-    architecture = config.text("model_type")
-    if architecture not in _QKV_BIAS:
-        raise UnsupportedModel(f"architecture {architecture} is not supported; {', '.join(_QKV_BIAS)} are")
-    _refuse_unsupported(config, architecture)
+    architecture, dialect = dialect_of(config)
+    _refuse_unsupported(config)
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
-    biased = architecture == "llama" and config.flag("attention_bias", False)
+    layers = config.integer("num_hidden_layers")
+    if layers > MAX_LAYERS:
+        raise ModelError(f"num_hidden_layers is {layers}; at most {MAX_LAYERS} are read")
+    rope, local_rope = read_ropes(config, dialect)
+    told_bias = dialect.bias is Bias.AS_TOLD and config.flag("attention_bias", False)
     return ModelConfig(
         architecture=architecture,
         name=folder.resolve().name,
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=config.integer("intermediate_size"),
-        num_layers=config.integer("num_hidden_layers"),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=config.integer("head_dim", hidden // max(heads, 1)),
+        head_dim=config.integer("head_dim", dialect.head_dim or hidden // max(heads, 1)),
         norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope=_rope(config),
+        norm_offset=dialect.norm_offset,
+        rope=rope,
+        local_rope=local_rope,
+        windows=layer_windows(config, dialect, layers),
+        attention_scale=_attention_scale(config, dialect),
         max_positions=config.integer("max_position_embeddings"),
-        tied_embeddings=config.flag("tie_word_embeddings", False),
-        attention_bias=biased or _QKV_BIAS[architecture],
-        output_bias=biased,
+        tied_embeddings=config.flag("tie_word_embeddings", dialect.tied),
+        attention_bias=told_bias or dialect.bias is Bias.HEADS,
+        output_bias=told_bias,
+        activation=_activation(config, dialect),
         end_token_ids=_end_tokens(folder, config),
         bos_token_id=config.integer("bos_token_id") if "bos_token_id" in config else None,
     )
 
 
-def _refuse_unsupported(config: Fields, architecture: str) -> None:
-    activation = config.text("hidden_act", "silu")
-    if activation not in _ACTIVATIONS:
-        raise UnsupportedModel(f"hidden_act {activation} is not supported; silu is")
-    if config.flag("mlp_bias", False):
-        raise UnsupportedModel("mlp_bias is not supported")
+def _refuse_unsupported(config: Fields) -> None:
+    for key in _UNSUPPORTED_FLAGS:
+        if config.flag(key, False):
+            raise UnsupportedModel(f"{key} is not supported")
+    for key in _UNSUPPORTED_KEYS:
+        if key in config:
+            raise UnsupportedModel(f"{key} is not supported")
     if "quantization_config" in config:
         raise UnsupportedModel("quantization_config: quantized safetensors are not supported; GGUF is")
-    window = _sliding_window(config, architecture)
-    if window is not None and window < config.integer("max_position_embeddings"):
-        raise UnsupportedModel(f"sliding_window of {window} tokens is not supported")
-    kinds = config.get("layer_types") or []
-    if isinstance(kinds, list) and any(kind != "full_attention" for kind in kinds):
-        raise UnsupportedModel("layer_types other than full_attention are not supported")
 
 
-def _sliding_window(config: Fields, architecture: str) -> int | None:
-    """Return how many tokens attention looks back, None for all; transformers' defaults differ by architecture."""
-    if architecture == "qwen2" and not config.flag("use_sliding_window", False):
+def _activation(config: Fields, dialect: Dialect) -> Activation:
+    told = config.text(dialect.activation_key, dialect.activation)
+    if told not in _ACTIVATIONS:
+        raise UnsupportedModel(f"{dialect.activation_key} {told} is not supported; {', '.join(_ACTIVATIONS)} are")
+    return _ACTIVATIONS[told]
+
+
+def _attention_scale(config: Fields, dialect: Dialect) -> float | None:
+    if dialect.query_scalar is None:
         return None
-    if architecture == "mistral" and "sliding_window" not in config.items():
-        return 4_096
-    return config.integer("sliding_window") if "sliding_window" in config else None
-
-
-def _rope(config: Fields) -> RopeConfig:
-    """Read rope settings: `rope_parameters` of transformers 5, or `rope_scaling` with the legacy key `type`."""
-    key = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
-    scaling = config.inner(key)
-    kind = scaling.text("rope_type", scaling.text("type", "default"))
-    if kind not in _ROPE_TYPES:
-        raise UnsupportedModel(f"rope type {kind} is not supported; {', '.join(_ROPE_TYPES)} are")
-    if any(isinstance(value, dict) for value in scaling.items().values()):
-        raise UnsupportedModel(f"{key} that differ between layers are not supported")
-    if any(where.number("partial_rotary_factor", 1.0) != 1.0 for where in (config, scaling)):
-        raise UnsupportedModel("partial_rotary_factor is not supported")
-    theta = scaling.number("rope_theta", config.number("rope_theta", 10_000.0))
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    if kind == "linear":
-        return RopeConfig(theta=theta, scaling=RopeScaling.LINEAR, factor=scaling.number("factor"))
-    positions = config.integer("max_position_embeddings")
-    return RopeConfig(
-        theta=theta,
-        scaling=RopeScaling.LLAMA3,
-        factor=scaling.number("factor"),
-        low_freq_factor=scaling.number("low_freq_factor"),
-        high_freq_factor=scaling.number("high_freq_factor"),
-        original_max_positions=scaling.integer("original_max_position_embeddings", positions),
-    )
+    scalar = config.number("query_pre_attn_scalar", dialect.query_scalar)
+    if not scalar > 0:
+        raise ModelError(f"query_pre_attn_scalar is {scalar}; it must be positive")
+    return float(scalar**-0.5)
 
 
 def _end_tokens(folder: Path, config: Fields) -> frozenset[int]:

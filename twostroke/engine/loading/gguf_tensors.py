@@ -33,10 +33,19 @@ _IN_BLOCK = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+_IN_BLOCK_OF = {
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
 }
 
 
@@ -55,10 +64,12 @@ class GgufSource:
         _refuse_split(path, header.metadata)
         self._bytes: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
         self._tensors: dict[str, TensorInfo] = {}
+        in_block = _IN_BLOCK | _IN_BLOCK_OF.get(header.metadata.text("general.architecture") or "", {})
         for info in header.tensors:
             self._check(info)
-            if self._tensors.setdefault(_rename(info.name), info) is not info:
-                raise ModelError(f"{path.name} holds {_rename(info.name)} under two names")
+            name = _rename(info.name, in_block)
+            if self._tensors.setdefault(name, info) is not info:
+                raise ModelError(f"{path.name} holds {name} under two names")
         self._divisors = self._tensors.pop(_ROPE_DIVISORS, None)
         self._shapes = {name: info.shape for name, info in self._tensors.items()}
 
@@ -125,10 +136,10 @@ def half_rotation_order(rows: Tensor, heads: int) -> Tensor:
     return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-def _rename(name: str) -> str:
+def _rename(name: str, in_block: Mapping[str, str]) -> str:
     block = _BLOCK.fullmatch(name)
-    if block is not None and block[2] in _IN_BLOCK:
-        return f"model.layers.{block[1]}.{_IN_BLOCK[block[2]]}.{block[3]}"
+    if block is not None and block[2] in in_block:
+        return f"model.layers.{block[1]}.{in_block[block[2]]}.{block[3]}"
     return _GLOBAL.get(name, name)
 
 

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from twostroke.errors import NotFound, Overloaded, TwostrokeError, Unavailable
@@ -21,6 +20,7 @@ from twostroke.kv.messages import WrittenBlock
 from twostroke.kv.refs import BlockRef, BlockSlot, Reservation
 from twostroke.kv.transport import Tenancy
 from twostroke.kv.transport.calls import StoreCalls
+from twostroke.kv.transport.pages import Pages, Row
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,15 +46,15 @@ class MappedArena:
         except BaseException:
             self._lock.close()
             raise
-        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+        self._bytes: Row = np.frombuffer(self._map, dtype=np.uint8)
 
-    def write(self, reservation: Reservation, row: npt.NDArray[np.uint8]) -> int | None:
+    def write(self, reservation: Reservation, row: Row) -> int | None:
         """Copy a page into a reserved slot; answers its checksum where the arena keeps them."""
         slot = self._slot(reservation.slot)
         np.copyto(slot, row)
         return xxhash.xxh3_64_intdigest(slot.data) if self.layout.checksums else None
 
-    def read(self, place: BlockSlot, row: npt.NDArray[np.uint8]) -> bool:
+    def read(self, place: BlockSlot, row: Row) -> bool:
         """Copy a block into a page; answers whether the slot held that very block to the end of the copy."""
         np.copyto(row, self._slot(place.slot))
         header = self.layout.read_header(self._map, place.slot)
@@ -70,7 +70,7 @@ class MappedArena:
         finally:
             self._lock.close()
 
-    def _slot(self, slot: int) -> npt.NDArray[np.uint8]:
+    def _slot(self, slot: int) -> Row:
         start = self.layout.block_at(slot)
         return self._bytes[start : start + self.layout.block_bytes]
 
@@ -96,9 +96,9 @@ class SharedMemoryTransport:
 
     name = "shared memory"
 
-    def __init__(self, calls: StoreCalls, rows: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, calls: StoreCalls, pages: Pages) -> None:
         self._calls = calls
-        self._rows = rows
+        self._pages = pages
         self._arena = MappedArena(calls.node)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
 
@@ -114,9 +114,13 @@ class SharedMemoryTransport:
 
         def copy() -> list[WrittenBlock]:
             written = []
-            for each in reservations:
-                page, tokens = source[each.key]
-                written.append(WrittenBlock(each.written(tokens), self._arena.write(each, self._rows[page])))
+
+            def take(index: int, row: Row) -> None:
+                each = reservations[index]
+                tokens = source[each.key][1]
+                written.append(WrittenBlock(each.written(tokens), self._arena.write(each, row)))
+
+            self._pages.read([source[each.key][0] for each in reservations], take)
             return written
 
         try:
@@ -151,12 +155,7 @@ class SharedMemoryTransport:
         places = await self._calls.acquire(tenancy, keys, deadline)
 
         def copy() -> int:
-            whole = 0
-            for place, page in zip(places, pages, strict=False):
-                if not self._arena.read(place, self._rows[page]):
-                    break
-                whole += 1
-            return whole
+            return self._pages.write(pages[: len(places)], lambda index, row: self._arena.read(places[index], row))
 
         return await self._in_thread(copy) if places else 0
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from twostroke import wire
@@ -14,10 +14,12 @@ from twostroke.kv.messages import PIECE_BYTES
 from twostroke.kv.refs import BlockRef
 from twostroke.kv.transport import Tenancy
 from twostroke.kv.transport.calls import StoreCalls
+from twostroke.kv.transport.pages import Pages, Row
 from twostroke.rpc.deadline import remaining
 from twostroke.v1 import kvstore_pb2 as pb
 
 STREAM_SECONDS = 60.0
+_BLOCKS_AT_ONCE = 8  # copied in one go between pages and messages, off the loop
 
 
 class StreamTransport:
@@ -25,9 +27,9 @@ class StreamTransport:
 
     name = "grpc"
 
-    def __init__(self, calls: StoreCalls, rows: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, calls: StoreCalls, pages: Pages) -> None:
         self._calls = calls
-        self._rows = rows
+        self._pages = pages
 
     async def write(
         self, tenancy: Tenancy, blocks: Sequence[tuple[bytes, int]], pages: Sequence[int], deadline: float | None
@@ -46,8 +48,8 @@ class StreamTransport:
                 lease_id=tenancy.lease_id,
                 lease_duration=wire.duration_pb(self._calls.lease_seconds),
             )
-            for (key, tokens), page in missing:
-                for piece in self._pieces(key, tokens, page):
+            for start in range(0, len(missing), _BLOCKS_AT_ONCE):
+                for piece in await asyncio.to_thread(self._pieces, missing[start : start + _BLOCKS_AT_ONCE]):
                     yield piece
 
         with self._calls.client.calls_to(self._calls.node, tenancy.lease):
@@ -55,43 +57,60 @@ class StreamTransport:
             response = await self._calls.client.stub.Write(pieces(), timeout=seconds)
         return refs + [messages.block_ref(each) for each in response.committed]
 
-    def _pieces(self, key: bytes, tokens: int, page: int) -> list[pb.WriteRequest]:
-        row = self._rows[page]
-        pieces = [
-            pb.WriteRequest(data=row[start : start + PIECE_BYTES].tobytes())
-            for start in range(0, row.size, PIECE_BYTES)
-        ]
-        pieces[0].key = key
-        pieces[-1].checksum = xxhash.xxh3_64_intdigest(row.data)
-        pieces[-1].tokens = tokens
+    def _pieces(self, blocks: Sequence[tuple[tuple[bytes, int], int]]) -> list[pb.WriteRequest]:
+        """Cut blocks ((key, tokens), page) into messages."""
+        pieces: list[pb.WriteRequest] = []
+
+        def take(index: int, row: Row) -> None:
+            first = len(pieces)
+            pieces.extend(
+                pb.WriteRequest(data=row[start : start + PIECE_BYTES].tobytes())
+                for start in range(0, row.size, PIECE_BYTES)
+            )
+            pieces[first].key, pieces[-1].tokens = blocks[index][0]
+            pieces[-1].checksum = xxhash.xxh3_64_intdigest(row.data)
+
+        self._pages.read([page for _, page in blocks], take)
         return pieces
 
     async def read(self, tenancy: Tenancy, keys: Sequence[bytes], pages: Sequence[int], deadline: float | None) -> int:
         """See BlockTransport. A block with a wrong checksum is a miss, and so is all after it."""
         places = await self._calls.acquire(tenancy, keys, deadline)
-        whole = 0
         if not places:
-            return whole
+            return 0
+        ready: list[Row] = []  # blocks that came whole
+        stored, block, filled = 0, self._empty(), 0
         with self._calls.client.calls_to(self._calls.node, tenancy.lease):
             keys = [place.block.key for place in places]
             request = pb.ReadRequest(incarnation=self._calls.node.incarnation, lease_id=tenancy.lease_id, keys=keys)
             call = self._calls.client.stub.Read(request, timeout=remaining(deadline, at_most=STREAM_SECONDS))
-            filled = 0
             async for piece in call:
-                if piece.index != whole or whole == len(places):
-                    break
-                row = self._rows[pages[whole]]
+                whole = stored + len(ready)
                 data = np.frombuffer(piece.data, dtype=np.uint8)
-                if filled + data.size > row.size:
+                if piece.index != whole or whole == len(places) or filled + data.size > block.size:
                     break
-                row[filled : filled + data.size] = data
+                block[filled : filled + data.size] = data
                 filled += data.size
                 if piece.HasField("checksum"):
-                    if filled != row.size or piece.checksum != xxhash.xxh3_64_intdigest(row.data):
+                    if filled != block.size or piece.checksum != xxhash.xxh3_64_intdigest(block.data):
                         break
-                    whole, filled = whole + 1, 0
+                    ready, block, filled = [*ready, block], self._empty(), 0
+                    if len(ready) == _BLOCKS_AT_ONCE:
+                        stored, ready = stored + await self._store(pages[stored:], ready), []
             call.cancel()
-        return whole
+        return stored + await self._store(pages[stored:], ready)
+
+    def _empty(self) -> Row:
+        return np.empty(self._pages.block_bytes, dtype=np.uint8)
+
+    async def _store(self, pages: Sequence[int], blocks: Sequence[Row]) -> int:
+        """Copy blocks into the first of the pages; answers how many."""
+
+        def put(index: int, row: Row) -> bool:
+            np.copyto(row, blocks[index])
+            return True
+
+        return await asyncio.to_thread(self._pages.write, pages[: len(blocks)], put)
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -1,0 +1,134 @@
+"""A server in processes of its own: started, watched for the memory it takes, and ended with all that it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+STOP_SECONDS = 30.0
+LOOK_SECONDS = 1.0  # between two looks at memory
+LAST_BYTES = 3_000  # of the log, told when a server fails
+
+
+class DidNotServe(Exception):
+    """A server ended, or took too long; the message holds the end of its log."""
+
+
+@dataclass(slots=True)
+class Spawned:
+    """A running process and its descendants."""
+
+    process: asyncio.subprocess.Process
+    log: IO[bytes]
+    began: float  # time.perf_counter at its start
+    peak_bytes: int = 0
+
+    def require_alive(self) -> None:
+        """Raise DidNotServe if it has ended."""
+        if self.process.returncode is not None:
+            raise self.failed(f"ended with status {self.process.returncode}")
+
+    def failed(self, how: str) -> DidNotServe:
+        """An error that holds the last lines of the log."""
+        self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - LAST_BYTES))
+        return DidNotServe(f"{how}\n{self.log.read().decode(errors='replace')}")
+
+    async def watch_memory(self) -> None:
+        """Keep `peak_bytes` up to date until cancelled."""
+        while True:
+            self.peak_bytes = max(self.peak_bytes, await asyncio.to_thread(_tree_bytes, self.process.pid))
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+@asynccontextmanager
+async def spawned(command: Sequence[str], environ: Mapping[str, str]) -> AsyncIterator[Spawned]:
+    """Run a command for the length of the block, in a session of its own; what is left of it then is killed."""
+    with tempfile.TemporaryFile() as log:
+        began = time.perf_counter()
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **environ},
+            start_new_session=True,  # our Ctrl-C reaches us alone, and we end it
+        )
+        watching: asyncio.Task[None] | None = None
+        try:
+            running = Spawned(process, log, began)
+            watching = asyncio.create_task(running.watch_memory())
+            yield running
+        finally:
+            if watching is not None:
+                watching.cancel()
+            await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ask it to end, wait, and kill what is left of its descendants."""
+    with ExitStack() as open_files:
+        descendants = [each for pid in _tree(process.pid)[1:] for each in _pidfd(pid, open_files)]
+        try:
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+            for descendant in descendants:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descendant, signal.SIGKILL)
+            await process.wait()
+
+
+def _pidfd(pid: int, open_files: ExitStack) -> list[int]:
+    """A descriptor of the very process that has this id now, or nothing if it has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return []
+    open_files.callback(os.close, descriptor)
+    return [descriptor]
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _tree(root: int) -> list[int]:
+    """A process and its descendants that live."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended while we looked
+            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+def _tree_bytes(root: int) -> int:
+    """Proportional set size of a process tree: a page that several map is counted once."""
+    kilobytes = 0
+    for pid in _tree(root):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    kilobytes += int(line.split()[1])
+    return kilobytes * 1024

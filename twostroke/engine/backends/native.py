@@ -1,0 +1,121 @@
+"""Arithmetic by our own kernels on a CPU: float32 sums over weights that are read as they are stored.
+
+Few tokens are bound by reading the weights, so a kernel reads each once, in its stored form, with no padding. Many tokens
+are bound by arithmetic: they go to AMX tiles where the processor has them, else to torch's BLAS over weights that are
+turned into float32 first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from twostroke.engine.attention import AttentionBackend, AttentionShape
+from twostroke.engine.attention.native import NativeAttention, can_attend
+from twostroke.engine.backend import Activation, Linear
+from twostroke.engine.backends.torch import TorchBackend
+from twostroke.engine.cache import KvCache
+from twostroke.engine.matrix import Matrix
+from twostroke.engine.native.library import BFLOAT, HALF, INT8, CMatrix, Library
+from twostroke.engine.native.memory import HugePages
+
+_KINDS = {torch.float16: HALF, torch.bfloat16: BFLOAT, torch.int8: INT8}
+_BLAS_PAYS = 48  # tokens from which float32 BLAS beats our vectors, where there are no tiles
+
+
+class NativeLinear:
+    """A matrix as it is stored, in huge pages."""
+
+    def __init__(self, matrix: Matrix, library: Library, memory: HugePages, threads: int) -> None:
+        self._library, self._threads = library, threads
+        self._values, self._scales, self._bias = memory.place(matrix.values), matrix.scales, matrix.bias
+        self._rows, self._columns = matrix.values.shape
+        described = CMatrix(
+            values=self._values.data_ptr(),
+            scales=None if self._scales is None else self._scales.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            rows=self._rows,
+            columns=self._columns,
+            kind=_KINDS[matrix.values.dtype],
+        )
+        self._described, self._address = described, ctypes.addressof(described)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return float32 [T, N]."""
+        out = x.new_empty((x.shape[0], self._rows))
+        self._multiply(x, out, add=False)
+        return out
+
+    def add_to(self, into: Tensor, x: Tensor) -> None:
+        """Add the product to `into` [T, N]."""
+        self._multiply(x, into, add=True)
+
+    def _multiply(self, x: Tensor, out: Tensor, *, add: bool) -> None:
+        tokens = x.shape[0]
+        if tokens >= _BLAS_PAYS and not self._library.has_tiles:
+            product = linear(x, self._dense(), self._bias)
+            out.add_(product) if add else out.copy_(product)
+            return
+        self._library.linear(self._address, x.data_ptr(), x.stride(0), out.data_ptr(), tokens, add, self._threads)
+
+    def _dense(self) -> Tensor:
+        wide = torch.empty((self._rows, self._columns))
+        self._library.dense(self._address, wide.data_ptr())
+        return wide
+
+
+class NativeBackend(TorchBackend):
+    """A Backend in float32 on the CPU; matrices of mode f32 stay with BLAS.
+
+    Args:
+        library: the kernels.
+        threads: of one operation.
+    """
+
+    name = "native"
+
+    def __init__(self, library: Library, *, threads: int) -> None:
+        super().__init__(packs=False)
+        self._library = library
+        self._threads = threads
+        self._memory = HugePages()
+
+    def linear(self, matrix: Matrix) -> Linear:
+        """Prepare a matrix."""
+        if matrix.values.dtype == torch.float32:
+            return super().linear(matrix)
+        return NativeLinear(matrix, self._library, self._memory, self._threads)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Normalize the last dimension."""
+        out = torch.empty(x.shape)
+        size = x.shape[-1]
+        if x.dim() == 2 or x.is_contiguous():
+            stride = x.stride(0) if x.dim() == 2 else size
+            self._library.rms_norm(
+                x.data_ptr(), stride, weight.data_ptr(), epsilon, out.data_ptr(), x.numel() // size, size
+            )
+            return out
+        return super().rms_norm(x, weight, epsilon)
+
+    def rotate(self, heads: Tensor, rotation: Tensor) -> None:
+        """Rotate in place."""
+        tokens, count, size = heads.shape
+        self._library.rotate(heads.data_ptr(), heads.stride(0), tokens, count, size, rotation.data_ptr())
+
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """Apply the activation to the first half and multiply by the second."""
+        tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty((tokens, size))
+        gelu = activation is Activation.GELU_TANH
+        self._library.gated(gate_up.data_ptr(), out.data_ptr(), tokens, size, gelu)
+        return out
+
+    def attention(self, cache: KvCache, shape: AttentionShape) -> AttentionBackend:
+        """Attend over pages in place, or by torch where the heads have an odd form."""
+        if can_attend(shape):
+            return NativeAttention(cache, shape, self._library, self._threads)
+        return super().attention(cache, shape)

@@ -1,0 +1,82 @@
+"""Qwen3 (arXiv:2505.09388): the Llama family with a norm of each query and key head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twostroke.engine.attention import AttentionBackend, Plan
+from twostroke.engine.backend import Backend
+from twostroke.engine.config import ModelConfig
+from twostroke.engine.loading.parts import Parts
+from twostroke.engine.models.ends import Ends, load_ends
+from twostroke.engine.models.layers import (
+    HeadNorms,
+    Matrices,
+    layer_name,
+    load_head_norms,
+    load_matrices,
+    load_norm,
+    normed_heads,
+)
+from twostroke.engine.rope import inverse_frequencies, rotation
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block: attention, then the feed-forward, each after an RMSNorm and added to what came in."""
+
+    attention_norm: Tensor  # [hidden], as is the other
+    feed_forward_norm: Tensor
+    head_norms: HeadNorms
+    matrices: Matrices
+
+
+class Qwen3:
+    """A CausalModel."""
+
+    def __init__(self, config: ModelConfig, backend: Backend, ends: Ends, layers: tuple[Layer, ...]) -> None:
+        self.config = config
+        self.backend = backend
+        self._ends = ends
+        self._layers = layers
+        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(backend.device)
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend, plan: Plan) -> Tensor:
+        """Run tokens (int64 [T]) at positions (int64 [T]) through all layers; returns [T, hidden]."""
+        hidden = self._ends.embed(token_ids)
+        turns = rotation(self._frequencies, positions)
+        for index, layer in enumerate(self._layers):
+            qkv = layer.matrices.qkv(self._normed(hidden, layer.attention_norm))
+            q, k, v = normed_heads(self.config, self.backend, qkv, layer.head_norms, turns)
+            attended = attention.attend(index, q, k, v, plan)
+            layer.matrices.output.add_to(hidden, attended.view(hidden.shape[0], -1))
+            gate_up = layer.matrices.gate_up(self._normed(hidden, layer.feed_forward_norm))
+            layer.matrices.down.add_to(hidden, self.backend.gated(gate_up, self.config.activation))
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Score the next token for each row of hidden [R, hidden]: float32 [R, vocab]."""
+        return self._ends.head(self._normed(hidden, self._ends.norm)).float()
+
+    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return self.backend.rms_norm(hidden, weight, self.config.norm_eps)
+
+
+def build(config: ModelConfig, parts: Parts, backend: Backend) -> Qwen3:
+    """Build the model from its parts; raises ModelError as they do."""
+
+    def layer(index: int) -> Layer:
+        attention_norm, feed_forward_norm = (
+            load_norm(config, parts, backend, layer_name(index) + name, config.hidden_size)
+            for name in ("input_layernorm", "post_attention_layernorm")
+        )
+        head_norms = load_head_norms(config, parts, backend, index)
+        return Layer(attention_norm, feed_forward_norm, head_norms, load_matrices(config, parts, backend, index))
+
+    ends = load_ends(config, parts, backend)
+    return Qwen3(ends.settled(config), backend, ends, parts.layers(layer, config.num_layers))

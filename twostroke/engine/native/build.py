@@ -1,0 +1,104 @@
+"""Compiles the kernels for this very processor, once; every later start finds the file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+
+from twostroke.engine.native.library import Library
+
+_log = logging.getLogger(__name__)
+_SOURCES = Path(__file__).parent / "kernels"
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
+_COMPILE_SECONDS = 60.0
+
+
+class Unavailable(Exception):
+    """The kernels cannot run here; the message says why."""
+
+
+def load_kernels() -> Library:
+    """Compile the kernels unless that was done before, and load them.
+
+    The file lies in `native` of the cache folder (TWOSTROKE_CACHE, else XDG_CACHE_HOME/twostroke, else
+    ~/.cache/twostroke), which must belong to this user alone, under a name made of all that goes into it. Two processes
+    that compile at once each write a file of their own; the last one to finish stays.
+
+    Raises:
+        Unavailable: another kind of processor, no compiler, no place to write, or the compiler failed.
+    """
+    if platform.machine() != "x86_64":
+        raise Unavailable(f"the kernels are written for x86_64, not {platform.machine()}")
+    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        raise Unavailable("no C compiler is on the PATH")
+    try:
+        folder = _private_folder()
+        path = folder / f"{_fingerprint(compiler)}.so"
+        if not path.exists():
+            _compile(compiler, path)
+        return Library(path)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unavailable(f"the kernels could not be built: {_shown(error)}") from error
+
+
+def _private_folder() -> Path:
+    """Return a folder that nobody else can write to: what lies in it becomes code of this process."""
+    root = os.environ.get("TWOSTROKE_CACHE")
+    folder = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twostroke"
+    folder = folder / "native"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{folder} can be written to by others")
+    return folder
+
+
+def _fingerprint(compiler: str) -> str:
+    digest = blake2b(digest_size=16)
+    for part in (compiler, *_FLAGS, _processor()):
+        digest.update(part.encode() + b"\0")
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _processor() -> str:
+    """Return what this processor can do, as Linux tells it; elsewhere its name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith("flags")), platform.processor())
+
+
+def _compile(compiler: str, path: Path) -> None:
+    with _temporary(path) as made:
+        _log.info("compiling the kernels for this processor")
+        command = (compiler, *_FLAGS, str(_SOURCES / "kernels.c"), "-o", str(made), "-lm")
+        subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_SECONDS)
+        made.replace(path)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    number, name = tempfile.mkstemp(dir=path.parent, suffix=".so")
+    os.close(number)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _shown(error: Exception) -> str:
+    output = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else ""
+    return next((line for line in output.splitlines() if "error" in line), str(error))

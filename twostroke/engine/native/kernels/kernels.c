@@ -1,0 +1,64 @@
+// The engine's own kernels for CPUs, as Python calls them: twostroke/engine/native/library.py declares the same.
+// Tensors are row-major float32 unless a kind says otherwise; a stride counts numbers from one token to the next.
+#include "attention.h"
+#include "few.h"
+#include "rows.h"
+#include "tiles.h"
+
+#define TILES_PAY 12  // tokens from which tiles are faster
+
+static int use_tiles;
+
+// Prepare this process; returns whether many tokens are multiplied on tiles.
+int64_t twostroke_prepare(void) {
+#ifdef HAS_TILES
+    use_tiles = tiles_allowed();
+#endif
+    return use_tiles;
+}
+
+// out [tokens, rows] = x [tokens, columns] times w, plus the bias; `add` joins it to what is there.
+void twostroke_linear(
+    const matrix *w, const float *x, int64_t x_stride, float *out, int64_t tokens, int64_t add, int64_t threads) {
+#ifdef HAS_TILES
+    if (use_tiles && tokens >= TILES_PAY) {
+        tile_linear(w, x, x_stride, out, tokens, add, threads);
+        return;
+    }
+#endif
+    product p = {w, x, x_stride, out, w->rows, tokens, add, 0};
+    few_product(&p, threads);
+}
+
+// out [rows, columns] = the numbers of w.
+void twostroke_dense(const matrix *w, float *out) {
+    for (int64_t row = 0; row < w->rows; row++)
+        for (int64_t k = 0; k < w->columns; k++)
+            *out++ = load_value(matrix_row(w, row), k, w->kind) * (w->scales ? w->scales[row] : 1.0f);
+}
+
+void twostroke_rms_norm(
+    const float *x, int64_t x_stride, const float *weight, float epsilon, float *out, int64_t count, int64_t size) {
+    rms_norm(x, x_stride, weight, epsilon, out, count, size);
+}
+
+void twostroke_rotate(float *heads, int64_t stride, int64_t tokens, int64_t count, int64_t size, const float *turns) {
+    rotate(heads, stride, tokens, count, size, turns);
+}
+
+void twostroke_gated(const float *gate_up, float *out, int64_t tokens, int64_t size, int64_t gelu) {
+    gated(gate_up, out, tokens, size, gelu);
+}
+
+// Write keys and values of `tokens` into their pages, [kv_heads, head_dim] each.
+void twostroke_append(
+    const cache *kv, int64_t layer, const float *keys, int64_t keys_stride, const float *values, int64_t values_stride,
+    const int64_t *slot_page, const int64_t *slot_offset, int64_t tokens) {
+    for (int64_t token = 0; token < tokens; token++) {
+        append_row(kv, layer, 0, slot_page[token], slot_offset[token], keys + token * keys_stride);
+        append_row(kv, layer, 1, slot_page[token], slot_offset[token], values + token * values_stride);
+    }
+}
+
+// Attend every query of the items to its own past.
+void twostroke_attend(const attention *a, int64_t items, int64_t threads) { parallel(attend_item, (void *)a, items, threads); }

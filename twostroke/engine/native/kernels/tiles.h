@@ -1,0 +1,240 @@
+// x times a matrix for many tokens on AMX tiles, as exact as float32: every number is split into bfloat16 parts whose
+// sum it is, and parts are multiplied with parts, summed in float32 (arXiv:1904.06376). A float16 weight has two parts, a bfloat16
+// or int8 one is its own only part, a float32 input has three. Products below 2^-24 of the largest are left out.
+#pragma once
+#include "matrix.h"
+#include "pool.h"
+
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && LANES == 16
+#define HAS_TILES 1
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define TILE 16            // rows of a tile, and its columns of 32 bits
+#define DEPTH 32           // columns of the matrix that one tile spans
+#define TILE_BYTES 1024
+#define INPUT_PARTS 3
+#define INPUT_BYTES (3 << 19)  // packed inputs of one pass; they and a strip of weights share the second-level cache
+
+typedef struct {
+    const matrix *w;
+    const float *x;
+    int64_t x_stride;
+    float *out;
+    int64_t out_stride;
+    int64_t tokens, add;
+    int64_t steps, parts;  // tiles along the columns; parts of a weight
+    char *inputs;          // [token blocks][steps][INPUT_PARTS] tiles
+} tile_product;
+
+// What was written so far must be in memory: GCC before 14 believes that a tile instruction reads nothing (PR 114098).
+#define WRITTEN __asm__ volatile("" ::: "memory")
+
+// Ask the kernel for the tiles' registers; without its leave they fault.
+static int tiles_allowed(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+static void tiles_configure(void) {
+    struct __attribute__((packed)) {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } shape = {.palette = 1};
+    for (int tile = 0; tile < 8; tile++) {
+        shape.bytes[tile] = 64;
+        shape.rows[tile] = TILE;
+    }
+    WRITTEN;
+    _tile_loadconfig(&shape);
+}
+
+// A buffer of the calling thread that lives as long as it does; NULL when there is no memory.
+static char *scratch(int which, size_t bytes) {
+    static __thread char *kept[2];
+    static __thread size_t size[2];
+    if (size[which] < bytes) {
+        free(kept[which]);
+        kept[which] = aligned_alloc(64, (bytes + 63) / 64 * 64);
+        size[which] = kept[which] ? bytes : 0;
+    }
+    return kept[which];
+}
+
+// Split 32 numbers into `parts` rows of 32 bfloat16: each part is the upper half of what is left, so nothing is lost.
+static inline __attribute__((always_inline)) void split(vec low, vec high, int64_t parts, __m512i *rows) {
+    const __m512 upper = _mm512_castsi512_ps(_mm512_set1_epi32((int)0xffff0000));
+    for (int64_t part = 0; part < parts; part++) {
+        vec l = part + 1 < parts ? _mm512_and_ps(low, upper) : low, h = part + 1 < parts ? _mm512_and_ps(high, upper) : high;
+        rows[part] = (__m512i)_mm512_cvtne2ps_pbh(h, l);
+        if (part + 1 < parts) low = v_sub(low, l), high = v_sub(high, h);
+    }
+}
+
+static inline vec load_some(const float *p, int64_t count) {
+    if (count >= LANES) return v_load(p);
+    return count <= 0 ? v_zero() : _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p);
+}
+
+// Pack 16 tokens: tiles whose rows are pairs of columns and whose columns are tokens.
+static void pack_item(void *context, int64_t block) {
+    const tile_product *p = context;
+    char *to = p->inputs + block * p->steps * INPUT_PARTS * TILE_BYTES;
+    for (int64_t step = 0; step < p->steps; step++, to += INPUT_PARTS * TILE_BYTES) {
+        __m512i rows[INPUT_PARTS][TILE];
+        int64_t left = p->w->columns - step * DEPTH;
+        for (int64_t i = 0; i < TILE; i++) {
+            int64_t token = block * TILE + i;
+            const float *x = p->x + token * p->x_stride + step * DEPTH;
+            __m512i parts[INPUT_PARTS] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+            if (token < p->tokens) split(load_some(x, left), load_some(x + LANES, left - LANES), INPUT_PARTS, parts);
+            for (int part = 0; part < INPUT_PARTS; part++) rows[part][i] = parts[part];
+        }
+        for (int part = 0; part < INPUT_PARTS; part++) {
+            v_transpose((vec *)rows[part]);
+            for (int i = 0; i < TILE; i++) _mm512_store_si512(to + part * TILE_BYTES + i * 64, rows[part][i]);
+        }
+    }
+}
+
+// Unpack a strip of 32 rows: [steps][parts][2] tiles whose rows are rows of the matrix.
+static inline __attribute__((always_inline)) void unpack_strip(
+    const tile_product *p, int64_t first, char *strip, const int64_t kind, const int64_t parts) {
+    const int64_t columns = p->w->columns;
+    for (int64_t i = 0; i < 2 * TILE; i++) {
+        const char *row = matrix_row(p->w, first + i);
+        char *to = strip + i / TILE * TILE_BYTES + i % TILE * 64;
+        for (int64_t step = 0; step < p->steps; step++) {
+            __m512i split_rows[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+            int64_t at = step * DEPTH;
+            _mm_prefetch(row + at * value_bytes(kind) + 2 * columns * value_bytes(kind), _MM_HINT_T0);
+            if (first + i < p->w->rows) {
+                if (at + DEPTH <= columns) {
+                    split(v_load_value(row, at, kind), v_load_value(row, at + LANES, kind), parts, split_rows);
+                } else {
+                    float rest[DEPTH] = {0};
+                    for (int64_t k = at; k < columns; k++) rest[k - at] = load_value(row, k, kind);
+                    split(v_load(rest), v_load(rest + LANES), parts, split_rows);
+                }
+            }
+            for (int64_t part = 0; part < parts; part++)
+                _mm512_store_si512(to + (step * parts + part) * 2 * TILE_BYTES, split_rows[part]);
+        }
+    }
+}
+
+#define MULTIPLY(both)                         \
+    do {                                       \
+        _tile_dpbf16ps(0, 4, 6);               \
+        _tile_dpbf16ps(1, 5, 6);               \
+        if (both) _tile_dpbf16ps(2, 4, 7);     \
+        if (both) _tile_dpbf16ps(3, 5, 7);     \
+    } while (0)
+#define LOAD_WEIGHTS(part)                                                     \
+    do {                                                                       \
+        _tile_loadd(4, weights + (part) * 2 * TILE_BYTES, 64);                 \
+        _tile_loadd(5, weights + (part) * 2 * TILE_BYTES + TILE_BYTES, 64);    \
+    } while (0)
+#define LOAD_INPUTS(part, both)                                   \
+    do {                                                          \
+        _tile_loadd(6, first + (part) * TILE_BYTES, 64);          \
+        if (both) _tile_loadd(7, second + (part) * TILE_BYTES, 64); \
+    } while (0)
+
+// 32 rows times 16 tokens, or 32 when `both`; sums go to `sums`, [2 tokens blocks][2 row blocks] tiles.
+static inline __attribute__((always_inline)) void multiply_strip(
+    const char *weights, const char *first, const char *second, int64_t steps, float *sums, const int both, const int64_t parts) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t step = 0; step < steps; step++) {
+        LOAD_WEIGHTS(0);
+        LOAD_INPUTS(2, both);
+        MULTIPLY(both);
+        LOAD_INPUTS(1, both);
+        MULTIPLY(both);
+        if (parts == 2) {
+            LOAD_WEIGHTS(1);
+            MULTIPLY(both);
+            LOAD_INPUTS(0, both);
+            MULTIPLY(both);
+            LOAD_WEIGHTS(0);
+        } else {
+            LOAD_INPUTS(0, both);
+        }
+        MULTIPLY(both);
+        weights += parts * 2 * TILE_BYTES;
+        first += INPUT_PARTS * TILE_BYTES;
+        second += INPUT_PARTS * TILE_BYTES;
+    }
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + 256, 64);
+    if (both) _tile_stored(2, sums + 512, 64);
+    if (both) _tile_stored(3, sums + 768, 64);
+}
+
+// One tile of sums, rows of the matrix by tokens, goes to where tokens are rows.
+static void write_tile(const tile_product *p, const float *sums, int64_t row, int64_t token) {
+    int64_t rows = p->w->rows - row < TILE ? p->w->rows - row : TILE;
+    int64_t tokens = p->tokens - token < TILE ? p->tokens - token : TILE;
+    if (rows <= 0 || tokens <= 0) return;
+    __m512i turned[TILE];
+    __mmask16 mask = (__mmask16)((1u << rows) - 1);
+    for (int i = 0; i < TILE; i++) turned[i] = _mm512_load_si512(sums + i * TILE);
+    v_transpose((vec *)turned);
+    vec scales = p->w->scales ? _mm512_maskz_loadu_ps(mask, p->w->scales + row) : v_all(1.0f);
+    vec bias = p->w->bias ? _mm512_maskz_loadu_ps(mask, p->w->bias + row) : v_zero();
+    for (int64_t i = 0; i < tokens; i++) {
+        float *to = p->out + (token + i) * p->out_stride + row;
+        vec result = v_fma(_mm512_castsi512_ps(turned[i]), scales, bias);
+        if (p->add) result = v_add(result, _mm512_maskz_loadu_ps(mask, to));
+        _mm512_mask_storeu_ps(to, mask, result);
+    }
+}
+
+static inline __attribute__((always_inline)) void strip_kind(
+    const tile_product *p, int64_t row, char *strip, const int64_t kind, const int64_t parts) {
+    float sums[4 * TILE * TILE] __attribute__((aligned(64)));
+    const int64_t block_bytes = p->steps * INPUT_PARTS * TILE_BYTES;
+    unpack_strip(p, row, strip, kind, parts);
+    WRITTEN;
+    for (int64_t token = 0; token < p->tokens; token += 2 * TILE) {
+        const char *inputs = p->inputs + token / TILE * block_bytes;
+        if (token + TILE < p->tokens) multiply_strip(strip, inputs, inputs + block_bytes, p->steps, sums, 1, parts);
+        else multiply_strip(strip, inputs, inputs, p->steps, sums, 0, parts);
+        for (int tile = 0; tile < 4; tile++)
+            write_tile(p, sums + tile * TILE * TILE, row + tile % 2 * TILE, token + tile / 2 * TILE);
+    }
+}
+
+static void strip_item(void *context, int64_t item) {
+    const tile_product *p = context;
+    char *strip = scratch(0, (size_t)(p->steps * p->parts * 2 * TILE_BYTES));
+    if (!strip) abort();
+    tiles_configure();
+    if (p->w->kind == HALF) strip_kind(p, item * 2 * TILE, strip, HALF, 2);
+    else if (p->w->kind == BFLOAT) strip_kind(p, item * 2 * TILE, strip, BFLOAT, 1);
+    else strip_kind(p, item * 2 * TILE, strip, INT8, 1);
+    _tile_release();
+}
+
+static void tile_linear(
+    const matrix *w, const float *x, int64_t x_stride, float *out, int64_t tokens, int64_t add, int64_t threads) {
+    tile_product p = {w, x, x_stride, out, w->rows, 0, add, (w->columns + DEPTH - 1) / DEPTH, w->kind == HALF ? 2 : 1, NULL};
+    int64_t block_bytes = p.steps * INPUT_PARTS * TILE_BYTES;
+    int64_t pass = INPUT_BYTES / block_bytes / 2 * 2 * TILE;
+    if (pass < 2 * TILE) pass = 2 * TILE;
+    int64_t blocks = ((tokens < pass ? tokens : pass) + TILE - 1) / TILE;
+    p.inputs = scratch(1, (size_t)(blocks * block_bytes));
+    if (!p.inputs) abort();
+    for (int64_t token = 0; token < tokens; token += pass) {
+        p.x = x + token * x_stride;
+        p.out = out + token * w->rows;
+        p.tokens = tokens - token < pass ? tokens - token : pass;
+        parallel(pack_item, &p, (p.tokens + TILE - 1) / TILE, threads);
+        parallel(strip_item, &p, (w->rows + 2 * TILE - 1) / (2 * TILE), threads);
+    }
+}
+#endif
