@@ -56,6 +56,10 @@ class Answer:
         came = bisect_right(self.arrivals, at, key=lambda arrival: arrival.at)
         return self.arrivals[came - 1].tokens if came else 0
 
+    def time_of(self, tokens: int) -> float:
+        """When so many tokens had come; there must be as many."""
+        return next(arrival.at for arrival in self.arrivals if arrival.tokens >= tokens)
+
     def chunk_gaps(self, since: float = float("-inf"), until: float = float("inf")) -> list[float]:
         """Seconds between chunks, of all gaps that overlap the given time: what a reader waits."""
         return [gap for gap, _ in self._gaps(since, until)]

@@ -100,33 +100,44 @@ async def rounds(contenders: Sequence[Contender], loads: Loads) -> Figures:
 
 
 def show(figures: Figures, here: InProcess, loads: Loads, names: Sequence[str]) -> None:
-    """The tables: machine, servers with the bound of each figure, steps."""
-    most = here.ceilings
-    print("\nceilings, one thread and all:")
-    for what, rates in (("read, GB/s", most.read_gb), ("f32 product, GFLOP/s", most.gemm_f32)):
-        print(f"  {what:26}" + "".join(f"{rate:10.1f}" for rate in rates))
-    for what, rates in (("bf16 product, GFLOP/s", most.gemm_bf16), ("int8 product, GOP/s", most.gemm_int8)):
-        print(f"  {what:26}" + "".join(f"{rate:10.1f}" for rate in rates))
-    print(f"  {'our f16 kernel reads, GB/s':26}{here.weights_gb:10.1f}")
+    """The tables: the machine, the servers with the bound of each figure, steps of an engine here."""
+    show_ceilings(here)
     bounds = {prefill_rate(length): ("f32 product", here.gemm_bound(length)) for length in loads.prompts}
-    bounds |= {decode_rate(1): ("f16 bytes", here.byte_bound)}
+    bounds[decode_rate(1)] = ("f16 bytes", here.byte_bound)
+    notes = {
+        what: f"bound by {kind}: {bound:.0f}, f16 reaches {mine / bound:.2f}"
+        for what, (kind, bound) in bounds.items()
+        if (mine := figures.median(F16, what)) is not None
+    }
     lines = [line for length in loads.prompts for line in (prefill_rate(length), first_ms(length))]
-    lines += [*map(decode_rate, loads.streams), START, MEMORY]
-    print(f"\n{'medians':26}" + "".join(f"{who:>17}" for who in names) + "   bound, and the share f16 reaches")
-    for what in lines:
-        cells = "".join(
-            f"{'-':>17}" if (value := figures.median(who, what)) is None else f"{value:17.1f}" for who in names
-        )
-        mine, (kind, bound) = figures.median(F16, what), bounds.get(what, ("", 0.0))
-        print(f"{what:26}{cells}" + (f"   {kind} {bound:.0f}: {mine / bound:.2f}" if mine and kind else ""))
-    config = here.loaded.config
+    print("\nservers:")
+    figures.print_medians(names, (*lines, *map(decode_rate, loads.streams), START, MEMORY), notes)
+    show_steps(here)
+
+
+def show_ceilings(here: InProcess) -> None:
+    """What the machine does at best."""
+    most = here.ceilings
+    rows = {
+        "read, GB/s": most.read_gb,
+        "f32 product, GFLOP/s": most.gemm_f32,
+        "bf16 product, GFLOP/s": most.gemm_bf16,
+        "int8 product, GOP/s": most.gemm_int8,
+        "our f16 kernel reads, GB/s": (here.weights_gb,),
+    }
+    print(f"\nceilings, with one thread and with {THREADS}:")
+    for what, rates in rows.items():
+        print(f"{what:30}" + "".join(f"{rate:10.1f}" for rate in rates))
+
+
+def show_steps(here: InProcess) -> None:
+    """How a step grows with its context and its rows."""
     print("\none stream, engine in this process, f16, one thread:")
     for context, step in here.contexts.items():
-        print(
-            f"  {context:6} tokens before it: {step:7.1f} ms a step, {ceilings.kv_bytes(config, context) / 1e6:6.1f} MB"
-        )
-    least, largest = min(here.host), max(here.host)
-    growth = 1e3 * (here.host[largest] - here.host[least]) / (largest - least)
+        megabytes = ceilings.kv_bytes(here.loaded.config, context) / 1e6
+        print(f"{context:6} tokens before it: {step:7.1f} ms a step, {megabytes:6.1f} MB of keys and values read")
+    least, most = min(here.host), max(here.host)
+    growth = 1e3 * (here.host[most] - here.host[least]) / (most - least)
     told = ", ".join(f"{rows} rows {step:.2f} ms" for rows, step in here.host.items())
     print(f"host's part of a step (two tiny layers): {told}; {growth:.0f} µs a row")
 

@@ -44,14 +44,19 @@ class Figures:
         rounds = self._rounds.get((who, what))
         return statistics.median(rounds) if rounds else None
 
-    def spread(self, who: str, what: str) -> tuple[float, float] | None:
-        """Least and most of the rounds; None where it was not measured."""
-        rounds = self._rounds.get((who, what))
-        return (min(rounds), max(rounds)) if rounds else None
-
     def best(self, names: Sequence[str], what: str) -> float | None:
         """The highest median among some; None where none of them was measured."""
         return max((value for who in names if (value := self.median(who, what)) is not None), default=None)
+
+    def print_medians(
+        self, names: Sequence[str], wanted: Sequence[str], notes: Mapping[str, str] | None = None
+    ) -> None:
+        """A table: a line a figure, a column a name, and what is to be noted beside a line."""
+        print(f"{'medians':30}" + "".join(f"{who:>17}" for who in names))
+        for what in wanted:
+            values = [self.median(who, what) for who in names]
+            cells = "".join(f"{'-':>17}" if value is None else f"{value:17.1f}" for value in values)
+            print(f"{what:30}{cells}   {(notes or {}).get(what, '')}".rstrip())
 
     def raw(self) -> dict[str, dict[str, list[float]]]:
         """All rounds, by name and figure."""

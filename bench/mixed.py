@@ -27,7 +27,8 @@ from twostroke.engine.matrix import WeightMode
 STREAMS = 8
 LONG_TOKENS = 6_000
 QUICK_TOKENS = 2_000
-IDLE_TOKENS = 32  # of each stream, before the long prompt is sent
+RUNNING_TOKENS = 8  # of each stream: by then none waits for another's prompt any more
+IDLE_TOKENS = 64  # of each stream, before the long prompt is sent
 MOST_TOKENS = 1_900  # of each stream; all are left before that
 
 IDLE, DURING = "p99 pause idle, ms", "p99 pause during, ms"
@@ -88,7 +89,7 @@ async def disturb(contender: Contender, length: int, prompts: Prompts) -> Mappin
         target = server.target
         await target.answer(prompts.take(64), 8)  # warms up
         async with running(target, prompts) as streams:
-            since = max(stream.arrivals[0].at for stream in streams)  # from here on all of them run
+            since = max(stream.answer.time_of(RUNNING_TOKENS) for stream in streams)
             sent = target.clock()
             long = await target.answer(prompts.take(length), 1)
             until = target.clock()
@@ -124,13 +125,8 @@ async def measure(contenders: Sequence[Contender], rounds: int, peer_rounds: int
 
 def show(figures: Figures, names: Sequence[str], length: int) -> None:
     """A table of medians."""
-    print(f"\n{STREAMS} streams decode, a prompt of {length} tokens arrives (medians)")
-    wanted = (IDLE, DURING, GROWTH, IDLE_GAP, DURING_GAP, LONG)
-    print(f"{'':18}" + "".join(f"{what.removesuffix(', ms'):>26}" for what in wanted))
-    for who in names:
-        row = [figures.median(who, what) for what in wanted]
-        if row[0] is not None:
-            print(f"{who:18}" + "".join(f"{value:26.1f}" for value in row))
+    print(f"\n{STREAMS} streams decode, a prompt of {length} tokens arrives:")
+    figures.print_medians(names, (IDLE, DURING, GROWTH, IDLE_GAP, DURING_GAP, LONG))
 
 
 def ratios(figures: Figures, ours_names: Sequence[str]) -> dict[str, Ratio]:

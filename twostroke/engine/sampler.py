@@ -11,6 +11,7 @@ from torch import Tensor
 
 from twostroke.engine.contest import Contest
 from twostroke.engine.filters import is_filtered, survivors
+from twostroke.engine.gaps import Gaps
 from twostroke.engine.history import TokenHistory
 from twostroke.engine.logprobs import with_logprobs
 from twostroke.engine.noise import stream_key, stream_words
@@ -58,7 +59,8 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[tuple[Token, ...] | No
     for filtered in False, True:
         asks = [ask for ask in _asks(draws) if is_filtered(ask.params, logits.shape[1]) == filtered]
         for part in _parts(asks, logits):
-            chosen[_indices([ask.place for ask in part], logits)] = _drawn(adjusted, highest, part, filtered=filtered)
+            places = _indices([ask.place for ask in part], logits)
+            chosen[places] = _drawn(adjusted, highest, likeliest, part, filtered=filtered)
     tokens = _reported(logits, draws, chosen.tolist())
     return [each if fine else None for each, fine in zip(tokens, finite.tolist(), strict=True)]
 
@@ -99,17 +101,19 @@ def _parts(asks: Sequence[_Ask], logits: Tensor) -> Iterator[Sequence[_Ask]]:
         yield asks[start : start + count]
 
 
-def _drawn(adjusted: Tensor, highest: Tensor, asks: Sequence[_Ask], *, filtered: bool) -> Tensor:
+def _drawn(adjusted: Tensor, highest: Tensor, likeliest: Tensor, asks: Sequence[_Ask], *, filtered: bool) -> Tensor:
     """A token id for each ask, all of them filtered or none: int64 [n]."""
     rows = _indices([ask.row for ask in asks], adjusted)
     temperatures = [ask.params.temperature for ask in asks]
     contest = Contest(
-        gaps=highest[rows, None] - adjusted[rows],
+        gaps=Gaps(adjusted, highest, rows),
+        likeliest=likeliest[rows],
         temperatures=torch.tensor(temperatures, dtype=torch.float64, device=adjusted.device),
         keys=stream_words([ask.key for ask in asks], adjusted.device),
     )
-    listed = survivors(contest.gaps, [ask.params for ask in asks]) if filtered else contest.contenders()
-    return contest.winners(*listed)
+    if filtered:
+        return contest.winners(*survivors(highest[rows, None] - adjusted[rows], [ask.params for ask in asks]))
+    return contest.winners(*contest.contenders(torch.arange(len(asks), device=adjusted.device)))
 
 
 def _reported(logits: Tensor, draws: Sequence[Draw], chosen: Iterable[int]) -> list[tuple[Token, ...]]:

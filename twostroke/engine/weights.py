@@ -27,6 +27,8 @@ from twostroke.engine.models.registry import FAMILIES
 from twostroke.errors import ModelError
 from twostroke.kv.format import KvFormat
 
+_CLAIMS = 3  # a damaged file is thrown away and made again, not for ever
+
 __all__ = ["LoadedModel", "WeightMode", "load_model", "read_config", "read_shapes"]
 
 
