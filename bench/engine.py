@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,20 @@ from bench.ceilings import Ceilings
 from bench.client import BadAnswer, Prompts
 from bench.contenders import Contender, ours, peers
 from bench.figures import Figures, Ratio, emit, print_ratios
-from bench.loads import FULL, MEMORY, QUICK, START, Loads, decode_rate, first_ms, prefill_rate, visit
+from bench.loads import (
+    FULL,
+    MEMORY,
+    OTHERS,
+    QUICK,
+    START,
+    Loads,
+    decode_rate,
+    first_ms,
+    others_cores,
+    prefill_rate,
+    visit,
+    warn_if_disturbed,
+)
 from bench.processes import DidNotServe
 from twostroke.engine.backends.choice import Device, choose_backend
 from twostroke.engine.matrix import WeightMode
@@ -88,9 +102,12 @@ async def in_process(*, quick: bool, profile: bool) -> InProcess:
 
 async def rounds(contenders: Sequence[Contender], loads: Loads) -> Figures:
     """Visit every contender in turn, again and again; one that fails is named and left out of that round."""
-    figures = Figures()
+    figures, began = Figures(), time.monotonic()
     for round_ in range(loads.rounds):
         for contender in contenders:
+            if loads.seconds is not None and time.monotonic() - began > loads.seconds:
+                print(f"{contender.name} is left out: its start no longer fits into the time of this run", flush=True)
+                continue
             print(f"round {round_ + 1} of {loads.rounds}: {contender.name}", flush=True)
             try:
                 figures.add(contender.name, await visit(contender, loads, Prompts(seed=round_)))
@@ -111,7 +128,7 @@ def show(figures: Figures, here: InProcess, loads: Loads, names: Sequence[str]) 
     }
     lines = [line for length in loads.prompts for line in (prefill_rate(length), first_ms(length))]
     print("\nservers:")
-    figures.print_medians(names, (*lines, *map(decode_rate, loads.streams), START, MEMORY), notes)
+    figures.print_medians(names, (*lines, *map(decode_rate, loads.streams), START, MEMORY, OTHERS), notes)
     show_steps(here)
 
 
@@ -176,32 +193,34 @@ async def run(told: argparse.Namespace) -> tuple[Figures, dict[str, Ratio]]:
     present, absent = peers()
     for name in absent:
         print(f"{name} is not here and left out, with its ratios: `make peers` sets it up")
-    if told.quick and any(each.name == VLLM for each in present):
-        print(f"{VLLM} is left out of --quick: its start alone takes about a minute")
-    others = [each for each in present if not (told.quick and each.name == VLLM)]
+    others = sorted(present, key=lambda each: each.name == VLLM)  # it takes longest to start
     mine = [ours(mode) for mode in (*MODES, *((WeightMode.F32,) if told.f32 else ()))]
     here = await in_process(quick=told.quick, profile=told.profile)
     figures = await rounds((*mine, *others), loads)
     modes = [ours(mode).name for mode in MODES]
     show(figures, here, loads, [each.name for each in (*mine, *others)])
+    warn_if_disturbed(figures)
     found = compare(figures, here, modes, [each.name for each in others])
     if not told.quick:
-        _, more = await mixed.run(quick=False)
+        disturbed, more = await mixed.run(quick=False)
         found |= more
+        figures.absorb(disturbed)
     return figures, found
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round of fewer loads, without vLLM and mixed load")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of fewer loads, in three minutes; no mixed load"
+    )
     parser.add_argument("--f32", action="store_true", help="measure our f32 mode too")
     parser.add_argument("--profile", action="store_true", help="print where the engine's thread spends its time")
     parser.add_argument("--out", type=Path, help="file to write the result to, with every round")
     told = parser.parse_args()
     figures, found = asyncio.run(run(told))
     print_ratios(found)
-    emit("engine", found, told.out, rounds=figures.raw())
+    emit("engine", found, told.out, figures, others_cores=round(others_cores(figures), 2))
 
 
 if __name__ == "__main__":

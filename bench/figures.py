@@ -39,6 +39,11 @@ class Figures:
         for what, value in figures.items():
             self._rounds[who, what].append(value)
 
+    def absorb(self, other: Figures) -> None:
+        """Take all rounds of other figures."""
+        for key, rounds in other._rounds.items():
+            self._rounds[key].extend(rounds)
+
     def median(self, who: str, what: str) -> float | None:
         """Over the rounds; None where it was not measured."""
         rounds = self._rounds.get((who, what))
@@ -74,9 +79,9 @@ def processor() -> str:
     return platform.machine()
 
 
-def report(bench: str, ratios: Mapping[str, Ratio], **more: Any) -> str:
-    """One line of JSON: the ratios, and what they were measured with."""
-    told = {
+def report(bench: str, ratios: Mapping[str, Ratio], **more: Any) -> dict[str, Any]:
+    """The ratios, and what they were measured with, ready for JSON."""
+    return {
         "bench": bench,
         "machine": {"cores": os.cpu_count(), "processor": processor()},
         "versions": {"python": platform.python_version(), "torch": version("torch")},
@@ -86,7 +91,6 @@ def report(bench: str, ratios: Mapping[str, Ratio], **more: Any) -> str:
             for name, ratio in ratios.items()
         },
     }
-    return json.dumps(told)
 
 
 def print_ratios(ratios: Mapping[str, Ratio]) -> None:
@@ -97,8 +101,12 @@ def print_ratios(ratios: Mapping[str, Ratio]) -> None:
         print(f"{name:44}{ratio.value:>10.2f}{aim:>9}  {'' if ratio.met else 'not met'}".rstrip())
 
 
-def emit(bench: str, ratios: Mapping[str, Ratio], out: Path | None, **more: Any) -> None:
-    """Print the report as the last line, and write it with all rounds to `out` if that is given."""
-    print(report(bench, ratios))
+def emit(
+    bench: str, ratios: Mapping[str, Ratio], out: Path | None, figures: Figures | None = None, **more: Any
+) -> None:
+    """Print the report as the last line; write it, with every round of `figures`, to `out` if that is given."""
+    told = report(bench, ratios, **more)
+    print(json.dumps(told))
     if out is not None:
-        out.write_text(json.dumps(json.loads(report(bench, ratios, **more)), indent=1) + "\n")
+        rounds = {} if figures is None else {"rounds": figures.raw()}
+        out.write_text(json.dumps(told | rounds, indent=1) + "\n")

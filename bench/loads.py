@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from bench.client import Prompts, Target, steady_rate
 from bench.contenders import Contender, serving
+from bench.figures import Figures
+from bench.quiet import MOST_CORES
 
 STREAM_PROMPT_TOKENS = 16
 REPEATED_UP_TO = 1_024  # prompts of at most so many tokens are timed three times a visit
@@ -23,16 +25,18 @@ class Loads:
         prompts: lengths, tokens.
         streams: how many at once.
         new_tokens: of each stream.
+        seconds: after so many no further server is started; None for no limit.
     """
 
     rounds: int
     prompts: tuple[int, ...]
     streams: tuple[int, ...]
     new_tokens: int
+    seconds: float | None = None
 
 
 FULL = Loads(rounds=3, prompts=(256, 1_024, 4_096), streams=(1, 4, 8, 16, 32), new_tokens=96)
-QUICK = Loads(rounds=1, prompts=(256, 1_024), streams=(1, 8), new_tokens=48)
+QUICK = Loads(rounds=1, prompts=(256, 1_024), streams=(1, 8), new_tokens=48, seconds=80.0)
 
 
 def first_ms(length: int) -> str:
@@ -52,6 +56,7 @@ def decode_rate(streams: int) -> str:
 
 START = "start, s"
 MEMORY = "peak memory, MB"
+OTHERS = "busy with others, cores"
 
 
 async def visit(contender: Contender, loads: Loads, prompts: Prompts) -> Mapping[str, float]:
@@ -72,7 +77,19 @@ async def visit(contender: Contender, loads: Loads, prompts: Prompts) -> Mapping
         for streams in loads.streams:
             figures[decode_rate(streams)] = await _together(server.target, streams, loads.new_tokens, prompts)
         figures[MEMORY] = server.spawned.peak_bytes / 1e6
+        figures[OTHERS] = server.spawned.others_cores()
     return figures
+
+
+def others_cores(figures: Figures) -> float:
+    """Cores that worked for others, in the most disturbed visit."""
+    return max((max(each.get(OTHERS, [0.0])) for each in figures.raw().values()), default=0.0)
+
+
+def warn_if_disturbed(figures: Figures) -> None:
+    """Say so where the machine had other things to do."""
+    if (most := others_cores(figures)) > MOST_CORES:
+        print(f"\nNOT QUIET: other processes kept up to {most:.1f} cores busy; compare nothing, run it again alone")
 
 
 async def _first_seconds(target: Target, length: int, prompts: Prompts) -> float:

@@ -20,7 +20,7 @@ import aiohttp
 from bench.client import Answer, Arrival, BadAnswer, Prompts, Target
 from bench.contenders import LONG_PROMPT, Contender, ours, peers, serving
 from bench.figures import Figures, Ratio, emit, print_ratios
-from bench.loads import STREAM_PROMPT_TOKENS
+from bench.loads import OTHERS, STREAM_PROMPT_TOKENS, others_cores, warn_if_disturbed
 from bench.processes import DidNotServe
 from twostroke.engine.matrix import WeightMode
 
@@ -94,6 +94,7 @@ async def disturb(contender: Contender, length: int, prompts: Prompts) -> Mappin
             long = await target.answer(prompts.take(length), 1)
             until = target.clock()
             answers = [stream.answer for stream in streams]
+            others = server.spawned.others_cores()
     idle = [pause for answer in answers for pause in answer.chunk_gaps(since, sent)]
     during = [pause for answer in answers for pause in answer.chunk_gaps(sent, until)]
     idle_gaps = [gap for answer in answers for gap in answer.token_gaps(since, sent)]
@@ -105,6 +106,7 @@ async def disturb(contender: Contender, length: int, prompts: Prompts) -> Mappin
         DURING_GAP: 1e3 * p99(during_gaps),
         GROWTH: p99(during) / p99(idle),
         LONG: long.first_seconds,
+        OTHERS: others,
     }
 
 
@@ -126,7 +128,8 @@ async def measure(contenders: Sequence[Contender], rounds: int, peer_rounds: int
 def show(figures: Figures, names: Sequence[str], length: int) -> None:
     """A table of medians."""
     print(f"\n{STREAMS} streams decode, a prompt of {length} tokens arrives:")
-    figures.print_medians(names, (IDLE, DURING, GROWTH, IDLE_GAP, DURING_GAP, LONG))
+    figures.print_medians(names, (IDLE, DURING, GROWTH, IDLE_GAP, DURING_GAP, LONG, OTHERS))
+    warn_if_disturbed(figures)
 
 
 def ratios(figures: Figures, ours_names: Sequence[str]) -> dict[str, Ratio]:
@@ -156,7 +159,7 @@ def main() -> None:
     told = parser.parse_args()
     figures, found = asyncio.run(run(quick=told.quick))
     print_ratios(found)
-    emit("mixed", found, told.out, rounds=figures.raw())
+    emit("mixed", found, told.out, figures, others_cores=round(others_cores(figures), 2))
 
 
 if __name__ == "__main__":

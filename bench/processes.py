@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from bench.quiet import Quiet
+
 STOP_SECONDS = 30.0
 LOOK_SECONDS = 1.0  # between two looks at memory
 LAST_BYTES = 3_000  # of the log, told when a server fails
@@ -31,6 +33,7 @@ class Spawned:
     process: asyncio.subprocess.Process
     log: IO[bytes]
     began: float  # time.perf_counter at its start
+    quiet: Quiet
     peak_bytes: int = 0
 
     def require_alive(self) -> None:
@@ -43,6 +46,10 @@ class Spawned:
         self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - LAST_BYTES))
         return DidNotServe(f"{how}\n{self.log.read().decode(errors='replace')}")
 
+    def others_cores(self) -> float:
+        """Cores that worked for others since its start."""
+        return self.quiet.others_cores(_tree(self.process.pid))
+
     async def watch_memory(self) -> None:
         """Keep `peak_bytes` up to date until cancelled."""
         while True:
@@ -54,7 +61,7 @@ class Spawned:
 async def spawned(command: Sequence[str], environ: Mapping[str, str]) -> AsyncIterator[Spawned]:
     """Run a command for the length of the block, in a session of its own; what is left of it then is killed."""
     with tempfile.TemporaryFile() as log:
-        began = time.perf_counter()
+        quiet, began = Quiet(), time.perf_counter()
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -65,7 +72,7 @@ async def spawned(command: Sequence[str], environ: Mapping[str, str]) -> AsyncIt
         )
         watching: asyncio.Task[None] | None = None
         try:
-            running = Spawned(process, log, began)
+            running = Spawned(process, log, began, quiet)
             watching = asyncio.create_task(running.watch_memory())
             yield running
         finally:

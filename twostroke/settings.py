@@ -1,7 +1,8 @@
 """Settings: one frozen dataclass a service, read once from flags and environment, checked on creation.
 
 Each field is also a flag (`--drain-seconds 5`) and a variable (`TWOSTROKE_DRAIN_SECONDS=5`); a flag wins. Nested
-settings are flat to the user. Unknown flags and TWOSTROKE_ variables are errors that name the nearest known one.
+settings are flat to the user. Unknown flags and TWOSTROKE_ variables are errors that name the nearest known one;
+TWOSTROKE_CACHE is no setting but the same for all processes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
+
+from twostroke.folders import CACHE_VARIABLE
 
 PREFIX = "TWOSTROKE_"
 T = TypeVar("T")
@@ -124,7 +127,7 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, field: dataclasses.Fie
 def _from_environment(fields: Mapping[str, dataclasses.Field[Any]], environ: Mapping[str, str]) -> dict[str, object]:
     told: dict[str, object] = {}
     for variable, raw in environ.items():
-        if not variable.startswith(PREFIX):
+        if not variable.startswith(PREFIX) or variable == CACHE_VARIABLE:
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in fields:

@@ -69,6 +69,7 @@ async def test_nothing_looks_ready_until_both_kinds_of_worker_are_warm(tmp_path)
             "model": tiny_model(tmp_path / "model"),
             "kvstore": kvstore.address,
             "kv_bytes": "16MiB",
+            "weights_cache": "off",
         }
         first = PrefillSettings(server=replace(SERVER, listen=prefill), **worker)
         await stack.enter_async_context(prefill_service(first, spans))

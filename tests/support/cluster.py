@@ -157,6 +157,7 @@ def _worker(shape: Shape, kvstore: str) -> dict[str, Any]:
         "model": shape.model,
         "kvstore": kvstore,
         "weights": shape.weights,
+        "weights_cache": "off",
         "kv_bytes": shape.kv_bytes,
         "tokens_per_step": shape.tokens_per_step,
         "max_chunk": shape.max_chunk,

@@ -83,6 +83,7 @@ async def launched(folder: Path, *arguments: str, environ: Mapping[str, str] | N
         *("--model", str(tiny_model(folder / "tiny"))),
         *("--port", "0", "--arena-bytes", "4MiB", "--kv-bytes", "4MiB"),
         *("--arena-directory", str(arena), "--state-directory", str(folder / "state")),
+        *("--weights-cache", str(folder / "cache")),
     ]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "twostroke", "up", *told, *arguments),

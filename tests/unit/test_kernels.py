@@ -15,6 +15,9 @@ import torch
 from tests.support.backends import CPU
 from tests.support.emulated import emulated_package
 from tests.support.engines import tiny
+from tests.support.tiny import write_tiny
+from tests.support.tiny_tokenizer import write_tiny_tokenizer
+from twostroke.cli import main
 from twostroke.engine.attention import AttentionShape
 from twostroke.engine.backend import Activation
 from twostroke.engine.cuda.kernels import build, needed, prepare_kernels
@@ -96,3 +99,16 @@ def test_modules_are_built_at_the_same_time_and_each_is_told() -> None:
 def test_a_build_that_fails_says_which_module_and_what_the_compiler_said(error: Exception, words: str) -> None:
     with pytest.raises(BackendUnavailable, match=f"^rope could not be compiled: .*{words}"):
         build([Spec("page"), Spec("rope", error)], lambda spec: None)
+
+
+def test_warming_up_a_cpu_says_what_computes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_tiny(tmp_path / "tiny")
+    write_tiny_tokenizer(model)
+    assert main(["warmup", "--device", "cpu", "--model", str(model)]) == 0
+    assert f"{CPU.name} is ready on cpu" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_warming_up_a_gpu_that_is_not_there_fails_with_a_cure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["warmup", "--device", "cuda"]) == 1
+    assert "--device cpu" in capsys.readouterr().err

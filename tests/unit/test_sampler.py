@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from twostroke.engine.filters import largest, survivors
+from twostroke.engine.filters import is_filtered, nearest, survivors
 from twostroke.engine.history import TokenHistory
 from twostroke.engine.sampler import Draw, sample
 from twostroke.types import SamplingParams, Token
@@ -96,13 +96,14 @@ def test_more_alternatives_than_tokens_gives_them_all() -> None:
     assert len(one([0.0, 1.0], logprobs=20)[0].top) == 2
 
 
-def test_the_largest_come_in_order_and_ties_by_id() -> None:
-    assert largest(torch.tensor([1.0, 5.0, 5.0, 7.0, 5.0]), 3).tolist() == [3, 1, 2]
+def test_the_nearest_come_in_order_and_ties_by_id() -> None:
+    gaps = torch.tensor([[6.0, 2.0, 2.0, 0.0, 2.0], [0.0, 1.0, -0.0, 3.0, 0.5]])
+    assert nearest(gaps, 3).tolist() == [[3, 1, 2], [0, 2, 4]]
 
 
-def scaled(probabilities: list[float]) -> Tensor:
-    logits = torch.tensor(probabilities, dtype=torch.float64).log()
-    return logits - logits.max()
+def gaps_of(probabilities: list[float]) -> Tensor:
+    logits = torch.tensor(probabilities).log()
+    return (logits.max() - logits)[None]
 
 
 @pytest.mark.parametrize(
@@ -116,19 +117,20 @@ def scaled(probabilities: list[float]) -> Tensor:
         (SamplingParams(top_k=3, top_p=0.6), [1, 2]),  # of the mass 0.9 that top-k leaves
         (SamplingParams(top_p=0.99, min_p=0.6), [1, 2]),
         (SamplingParams(top_p=1e-9), [1]),
-        (SamplingParams(top_k=99), None),
-        (SamplingParams(), None),
+        (SamplingParams(top_k=99), [0, 1, 2, 3]),
+        (SamplingParams(), [0, 1, 2, 3]),
     ],
 )
-def test_filters_keep_the_head_that_their_definitions_say(params: SamplingParams, kept: list[int] | None) -> None:
-    ids = survivors(scaled([0.1, 0.4, 0.3, 0.2]), params)
-    assert (ids if ids is None else sorted(ids.tolist())) == kept
+def test_filters_keep_the_head_that_their_definitions_say(params: SamplingParams, kept: list[int]) -> None:
+    assert is_filtered(params, 4) == (len(kept) < 4)
+    rows, ids = survivors(gaps_of([0.1, 0.4, 0.3, 0.2]), [params])
+    assert not rows.any()
+    assert sorted(ids.tolist()) == kept
 
 
 def test_a_flat_nucleus_larger_than_the_first_look_is_found_whole() -> None:
-    ids = survivors(torch.zeros(5000, dtype=torch.float64), SamplingParams(top_p=0.5))
-    assert ids is not None
-    assert ids.tolist() == list(range(2500))
+    _, ids = survivors(torch.zeros(1, 5000), [SamplingParams(top_p=0.5)])
+    assert sorted(ids.tolist()) == list(range(2500))
 
 
 @pytest.mark.parametrize(
@@ -146,9 +148,8 @@ def test_draws_follow_the_exact_distribution(params: dict[str, float]) -> None:
     """Pearson's chi-square over 4,000 seeds; the seeds are fixed, so this cannot fail by chance."""
     logits = torch.tensor([1.2, -0.3, 0.8, 0.0, 2.0, -1.0, 0.5, 1.9])
     shifted = (logits - logits.max()).double() / params.get("temperature", 1.0)
-    kept = survivors(shifted, SamplingParams(**params))  # type: ignore[arg-type]
+    _, ids = survivors((logits.max() - logits)[None], [SamplingParams(**params)])  # type: ignore[arg-type]
     expected = torch.zeros(8, dtype=torch.float64)
-    ids = torch.arange(8) if kept is None else kept
     expected[ids] = torch.softmax(shifted[ids], 0)
     draws = [Draw(params=SamplingParams(seed=seed, **params), position=5) for seed in range(4000)]  # type: ignore[arg-type]
     tokens = [drawn[0].id for drawn in sample(logits.expand(4000, 8), draws) if drawn]

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
+from tests.support.staged import HostStream
 from twostroke.engine.cuda import pages as staged
 from twostroke.engine.cuda.pages import StagedPages
 from twostroke.kv.transport.pages import HostPages, Pages, Row
 
 PAGES, PAGE_BYTES = 40, 64
-
-
-class HostStream:
-    """Work on the CPU is done as soon as it is queued."""
-
-    device = torch.device("cpu")
-    pins = False
-
-    def behind_compute(self) -> AbstractContextManager[object]:
-        return contextlib.nullcontext()
 
 
 @pytest.fixture

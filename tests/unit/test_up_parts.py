@@ -152,10 +152,11 @@ def test_a_closed_terminal_does_not_end_the_cluster() -> None:
 
 
 def test_children_get_our_environment_without_our_settings() -> None:
-    environ = child_environment({"HOME": "/h", "TWOSTROKE_PREFILL": "2", "OMP_NUM_THREADS": "64"}, threads=1)
+    ours = {"HOME": "/h", "TWOSTROKE_PREFILL": "2", "TWOSTROKE_CACHE": "/c", "OMP_NUM_THREADS": "64"}
+    environ = child_environment(ours, threads=1)
     assert environ["HOME"] == "/h"
     assert environ["OMP_NUM_THREADS"] == "1"
-    assert not [name for name in environ if name.startswith("TWOSTROKE_")]
+    assert [name for name in environ if name.startswith("TWOSTROKE_")] == ["TWOSTROKE_CACHE"]
 
 
 @pytest.mark.parametrize("line", [Line("a", None, {}), Line("a", "info", {})])

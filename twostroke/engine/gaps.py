@@ -38,6 +38,8 @@ class Gaps:
     def parts(self, draws: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Some draws with the gaps of all their tokens, a few at a time: int64 [n] and float32 [n, V]."""
         room = _IN_CACHE if self.logits.device.type == "cpu" else _IN_MEMORY
-        for part in draws.split(max(1, room // self.vocabulary)):
+        count = max(1, room // self.vocabulary)
+        for start in range(0, len(draws), count):
+            part = draws[start : start + count]
             rows = self.rows[part]
             yield part, self.highest[rows, None] - self.logits.index_select(0, rows)

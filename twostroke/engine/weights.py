@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pathlib import Path
 from twostroke.engine.backend import Backend
 from twostroke.engine.config import ModelConfig
 from twostroke.engine.loading.checkpoint import Checkpoint, TensorSource
-from twostroke.engine.loading.digests import states, weights_digest
+from twostroke.engine.loading.digests import FileState, states, weights_digest
 from twostroke.engine.loading.draft import Draft, RecordedParts, needed_bytes
 from twostroke.engine.loading.folder import folder_config
 from twostroke.engine.loading.gguf_config import gguf_config
@@ -77,54 +77,82 @@ def load_model(path: Path, *, mode: WeightMode, backend: Backend, cache: Weights
             does not allow.
         UnsupportedModel: an architecture, tensor type or setting this engine does not have; the message names it.
     """
-    before = states(_weight_files(path))
-    config, source = _open(path)
-    checkpoint = Checkpoint(source)
-    checkpoint.require(f"model.layers.{config.num_layers - 1}.input_layernorm.weight")  # before work for any layer
-
-    def build(parts: Parts) -> CausalModel:
-        return FAMILIES[config.architecture](config, parts, backend)
-
-    if cache is None:
+    loading = _Loading.of(path, mode, backend)
+    if cache is None or not cache.is_usable():
         with ThreadPoolExecutor(1, thread_name_prefix="weights-digest") as aside:
-            hashing = aside.submit(weights_digest, config, source.files)
-            model, digest = _built(checkpoint, build, CheckpointParts(checkpoint, mode)), hashing.result()
+            hashing = aside.submit(weights_digest, loading.config, loading.files)
+            model = loading.from_files(loading.parts)
+            digest = hashing.result()
+        loading.check_unchanged()
     else:
-        digest = cache.digest(config, source.files)
-        model = _built_with(cache, digest, mode, checkpoint, build)
-    if states(_weight_files(path)) != before:
-        raise ModelError(f"{path.name} changed while it was loaded; load it again")
+        digest = cache.digest(loading.config, loading.files)
+        model = _cached(cache, prepared_name(digest, mode), loading)
     _return_free_memory()
     return LoadedModel(config=model.config, model=model, mode=mode, weights_digest=digest)
 
 
-def _built(checkpoint: Checkpoint, build: Callable[[Parts], CausalModel], parts: Parts) -> CausalModel:
-    model = build(parts)
-    checkpoint.finish()
-    return model
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """One load of one model: what is read, as it was before anything was read."""
+
+    path: Path
+    config: ModelConfig
+    files: tuple[Path, ...]
+    states: tuple[FileState, ...]
+    checkpoint: Checkpoint
+    mode: WeightMode
+    backend: Backend
+
+    @classmethod
+    def of(cls, path: Path, mode: WeightMode, backend: Backend) -> _Loading:
+        before = states(_weight_files(path))
+        config, source = _open(path)
+        checkpoint = Checkpoint(source)
+        checkpoint.require(f"model.layers.{config.num_layers - 1}.input_layernorm.weight")  # before work for any layer
+        return cls(path, config, source.files, before, checkpoint, mode, backend)
+
+    @property
+    def parts(self) -> CheckpointParts:
+        return CheckpointParts(self.checkpoint, self.mode)
+
+    def from_files(self, parts: Parts) -> CausalModel:
+        """Build from all tensors of the model's own files."""
+        model = FAMILIES[self.config.architecture](self.config, parts, self.backend)
+        self.checkpoint.finish()
+        self.check_unchanged()
+        return model
+
+    def from_prepared(self, file: PreparedFile) -> CausalModel:
+        """Build from what was prepared of the same files; raises Damaged."""
+        parts = PreparedParts(file, self.checkpoint, self.mode)
+        model = FAMILIES[self.config.architecture](self.config, parts, self.backend)
+        file.let_go()
+        self.check_unchanged()
+        return model
+
+    def check_unchanged(self) -> None:
+        if states(_weight_files(self.path)) != self.states:
+            raise ModelError(f"{self.path.name} changed while it was loaded; load it again")
 
 
-def _built_with(
-    cache: WeightsCache, digest: bytes, mode: WeightMode, checkpoint: Checkpoint, build: Callable[[Parts], CausalModel]
-) -> CausalModel:
+def _cached(cache: WeightsCache, name: str, loading: _Loading) -> CausalModel:
     """Build from the prepared file, or from the model's own files while preparing one."""
-    name, parts = prepared_name(digest, mode), CheckpointParts(checkpoint, mode)
-    size, header_bytes = needed_bytes(checkpoint.shapes, mode)
+    size, header_bytes = needed_bytes(loading.checkpoint.shapes, loading.mode)
     for _ in range(_CLAIMS):
         match cache.claim(name, size=size, header_bytes=header_bytes):
             case PreparedFile() as file:
                 try:
-                    return build(PreparedParts(file, checkpoint, mode))
+                    return loading.from_prepared(file)
                 except Damaged as damage:
                     file.discard(damage)
             case Draft() as draft:
                 with closing(draft):
-                    model = _built(checkpoint, build, RecordedParts(parts, draft))
-                    draft.publish()
+                    model = loading.from_files(RecordedParts(loading.parts, draft))
+                    draft.publish()  # only now: the files that were read are the ones its name tells of
                     return model
             case None:
                 break
-    return _built(checkpoint, build, parts)
+    return loading.from_files(loading.parts)
 
 
 def _open(path: Path) -> tuple[ModelConfig, TensorSource]:

@@ -30,6 +30,9 @@ class UpOptions:
         None,
         help="values of the matrices: f32 as the file has them; f16, bf16, int8 rounded once; by default the device's",
     )
+    weights_cache: str = setting(
+        "", help="folder to keep prepared weights in, or off; by default TWOSTROKE_CACHE or ~/.cache/twostroke"
+    )
     threads: int = setting(1, help="torch threads of each worker")
     kv_bytes: str = setting("512MiB", help="memory of each worker for pages of keys and values")
     arena_bytes: str = setting("1GiB", help="shared memory for stored blocks")

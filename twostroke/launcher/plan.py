@@ -107,6 +107,7 @@ def _worker(options: UpOptions, site: Site, place: Place) -> tuple[str, ...]:
         *("--kvstore", site.kvstore.reach),
         *(() if options.device is Device.AUTO else ("--device", options.device)),
         *(("--weights", options.weights) if options.weights else ()),
+        *(("--weights-cache", options.weights_cache) if options.weights_cache else ()),
         *("--threads", str(options.threads)),
         *("--kv-bytes", options.kv_bytes),
         *_shared(options),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from twostroke.folders import CACHE_VARIABLE
 from twostroke.launcher.child import Child, GaveUp
 from twostroke.launcher.journal import Journal, Line
 from twostroke.launcher.options import UpOptions
@@ -117,6 +118,6 @@ class Supervisor:
 
 def child_environment(environ: Mapping[str, str], threads: int) -> dict[str, str]:
     """The environment of every child: ours, less our own settings, with the numeric libraries held to `threads`."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
+    kept = {name: value for name, value in environ.items() if not name.startswith(PREFIX) or name == CACHE_VARIABLE}
     limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     return kept | limits | {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}

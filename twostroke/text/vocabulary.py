@@ -57,8 +57,8 @@ def bundle_from_metadata(metadata: GgufMetadata) -> TokenizerBundle:
             strips = adds_space_prefix(metadata)
         case _:
             raise UnsupportedModel(
-                f"GGUF vocabulary of kind {model!r}: only 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) are read; "
-                "use the model's folder with tokenizer.json"
+                f"GGUF vocabulary of kind {model!r}: only 'gpt2' (byte-level) and 'llama' (SentencePiece) are read, "
+                "since others do not say all of how text is split; use the model's folder with tokenizer.json"
             )
     sealed, specials = seal(document)
     bos, adds_bos = metadata.integer("tokenizer.ggml.bos_token_id"), metadata.flag("tokenizer.ggml.add_bos_token")

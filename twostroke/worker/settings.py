@@ -14,6 +14,8 @@ from twostroke.rpc.server import ServerSettings
 from twostroke.settings import InvalidSetting, parse_bytes, setting
 from twostroke.telemetry import TelemetrySettings
 
+OFF = "off"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
@@ -26,6 +28,10 @@ class WorkerSettings:
         None,
         help="values of the matrices, by default f16 on a CPU, bf16 on a GPU; workers in different modes share nothing",
     )
+    weights_cache: str = setting(
+        "", help="folder to keep prepared weights in, or off; by default TWOSTROKE_CACHE or ~/.cache/twostroke"
+    )
+    weights_cache_bytes: str = setting("20GiB", help="most that all prepared weights may take; the oldest go first")
     device: Device = setting(Device.AUTO, help="where to compute: auto, cpu or cuda; auto takes a GPU that works")
     block_tokens: int = setting(16, help="tokens per block; every worker and store must agree")
     kv_bytes: str = setting("1GiB", help="memory for pages of keys and values")
@@ -50,6 +56,7 @@ class WorkerSettings:
         if not 1 <= self.lease_seconds <= 600:
             raise InvalidSetting("lease_seconds", self.lease_seconds, "must lie between 1 and 600")
         parse_bytes("kv_bytes", self.kv_bytes)
+        parse_bytes("weights_cache_bytes", self.weights_cache_bytes)
         self.engine(pages=2)
 
     @property

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from twostroke.engine.backends.choice import choose_backend, default_mode
 from twostroke.engine.cache import kv_dtype
 from twostroke.engine.cuda.kernels import prepare_kernels
 from twostroke.engine.engine import Engine
+from twostroke.engine.loading.shelf import WeightsCache
 from twostroke.engine.weights import LoadedModel, load_model
 from twostroke.errors import FormatMismatch, WorkerLost
+from twostroke.folders import cache_folder
 from twostroke.kv.blocks import BlockStoreClient
 from twostroke.kv.format import KvFormat
 from twostroke.kv.keys import request_root
 from twostroke.rpc.server import ServerSettings, told_to_stop
+from twostroke.settings import parse_bytes
 from twostroke.text.bundle import TokenizerBundle
 from twostroke.text.loading import load_bundle
 from twostroke.types import RequestContext
-from twostroke.worker.settings import WorkerSettings
+from twostroke.worker.settings import OFF, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +108,16 @@ async def started(settings: WorkerSettings) -> AsyncIterator[Worker]:
 def _loaded(settings: WorkerSettings) -> LoadedModel:
     """Load the model onto its device, and build the kernels it needs there."""
     backend = choose_backend(settings.device, mode=settings.weights, threads=settings.threads)
-    loaded = load_model(settings.model, mode=settings.weights or default_mode(backend), backend=backend)
+    mode = settings.weights or default_mode(backend)
+    loaded = load_model(settings.model, mode=mode, backend=backend, cache=_weights_cache(settings))
     prepare_kernels(backend, loaded.config, log.info)
     return loaded
+
+
+def _weights_cache(settings: WorkerSettings) -> WeightsCache | None:
+    if settings.weights_cache == OFF:
+        return None
+    folder = Path(settings.weights_cache).expanduser() if settings.weights_cache else cache_folder(os.environ)
+    return WeightsCache(
+        folder=folder / "weights", max_bytes=parse_bytes("weights_cache_bytes", settings.weights_cache_bytes)
+    )

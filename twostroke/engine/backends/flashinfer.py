@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, gelu, linear, rms_norm, silu
 from torch.utils.weak import WeakIdKeyDictionary
 
-from twostroke.engine.attention import AttentionBackend, AttentionShape
+from twostroke.engine.attention import AttentionShape
 from twostroke.engine.attention.flashinfer import FlashInferAttention
 from twostroke.engine.backend import Activation, Embedding, Linear
 from twostroke.engine.cache import KvCache
@@ -96,7 +96,7 @@ class FlashInferBackend:
         product: Tensor = fused(gate_up, enable_pdl=False)
         return product
 
-    def attention(self, cache: KvCache, shape: AttentionShape) -> AttentionBackend:
+    def attention(self, cache: KvCache, shape: AttentionShape) -> FlashInferAttention:
         """Attend by FlashInfer."""
         return FlashInferAttention(self._package, cache, shape, self.dtype)
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from twostroke.engine.loading.parts import Parts
 from twostroke.engine.loading.prepared import DTYPES, LENGTH, checksum, matrix_name, remove, sealed
-from twostroke.engine.matrix import Matrix, WeightMode
+from twostroke.engine.matrix import Matrix, WeightMode, stored_bytes
 
 _log = logging.getLogger(__name__)
 _LINE = 64  # bytes: parts start on cache lines
 _PAGE = 4_096
+_ENTRY_BYTES = 512  # of a tensor in a header, beside its name: which stands in up to eight places, escaped
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _T = TypeVar("_T")
@@ -48,13 +46,13 @@ class Draft:
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Write one part; one that was written before is left."""
-        raw: npt.NDArray[np.uint8] = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        raw = tensor.contiguous().view(-1).view(torch.uint8).numpy()
         with self._lock:
             if self._failure is not None or name in self._header:
                 return
             begin = self._place(name, _NAMES[tensor.dtype], list(tensor.shape), raw.size)
         try:
-            _write(self._descriptor, memoryview(raw), self._start + begin)
+            _write(self._descriptor, raw.data, self._start + begin)
         except OSError as error:
             self._failure = error
         self._checksums[name] = checksum(raw)
@@ -74,8 +72,9 @@ class Draft:
             os.fsync(self._descriptor)
             self._path.rename(path)
             _sync_folder(path.parent)
+            _log.info("weights were prepared for later starts", extra={"file": path.name, "bytes": self._end})
         except OSError as error:
-            _log.warning("weights were not kept for the next start", extra={"file": path.name, "why": str(error)})
+            _log.warning("weights could not be prepared for later starts", extra={"file": path.name, "why": str(error)})
 
     def close(self) -> None:
         """Free the lock; a draft that was not published is removed."""
@@ -120,11 +119,8 @@ def _sync_folder(folder: Path) -> None:
 
 def needed_bytes(shapes: Mapping[str, tuple[int, ...]], mode: WeightMode) -> tuple[int, int]:
     """Return how much parts made of these tensors take at most, and how much a header that lists them."""
-    width = {WeightMode.F32: 4, WeightMode.F16: 2, WeightMode.BF16: 2, WeightMode.INT8: 1}[mode]
-    parts = sum(
-        math.prod(shape) * (width if len(shape) > 1 else 4) + 4 * shape[0] + 2 * _LINE for shape in shapes.values()
-    )
-    return parts, _PAGE + sum(512 + 8 * len(name) for name in shapes)
+    gaps = 2 * _LINE * len(shapes)  # each tensor adds to two parts at most: values and scales
+    return stored_bytes(shapes.values(), mode) + gaps, _PAGE + sum(_ENTRY_BYTES + 8 * len(name) for name in shapes)
 
 
 class RecordedParts:

@@ -1,11 +1,11 @@
 """Prepared files: the parts of a model as a mode stores them, mapped and shared by all workers of a host.
 
-A prepared file is a safetensors file that any reader of that format can open. Its header lists the parts under the names
-they were asked for, and in `__metadata__` what the file is, an XXH3 checksum of each part, and one of the header itself.
+A prepared file is a safetensors file that any reader of that format can open. Its header lists the parts under the
+names they were asked for, and in `__metadata__` what the file is, an XXH3 checksum of each part, and one of the header.
 
 What is detected: another layout, another model or mode under this name, a file cut short or grown, any damage to the
 header, and damage to a part at the moment it is taken, which reads it once (at 10 GB/s and more). What is not: damage
-that a disk does later to pages that are read again, and files forged together with their checksums, which is why the
+done later to pages that are read from the disk again, and files forged together with their checksums, which is why the
 folder must not be writable by others.
 """
 
@@ -30,7 +30,6 @@ from twostroke.engine.loading.checkpoint import Checkpoint
 from twostroke.engine.loading.parts import on_threads
 from twostroke.engine.matrix import Matrix, WeightMode
 
-_log = logging.getLogger(__name__)
 LAYOUT_VERSION = 1  # raised whenever the same files would make other parts: fusing, rounding, dequantizing
 DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
@@ -42,6 +41,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 LENGTH = struct.Struct("<Q")  # of the header, in front of it
 MAX_HEADER_BYTES = 100_000_000  # as safetensors has it
 
+_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
@@ -123,6 +123,11 @@ class PreparedFile:
         if checksum(tensor.view(torch.uint8).numpy()) != part.checksum:
             raise Damaged(f"the bytes of {name} are not those that were written")
         return tensor.view(shape)
+
+    def let_go(self) -> None:
+        """Give back the memory that reading took. What is still used comes back by itself, from the page cache."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._bytes.madvise(mmap.MADV_DONTNEED)  # drops nothing of ours: these pages are never written to
 
     def discard(self, damage: Damaged) -> None:
         """Remove the file, so that it is made anew."""

@@ -6,9 +6,8 @@ import contextlib
 import fcntl
 import logging
 import os
-import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,32 +16,25 @@ from twostroke.engine.config import ModelConfig
 from twostroke.engine.loading.digests import DigestIndex
 from twostroke.engine.loading.draft import Draft
 from twostroke.engine.loading.prepared import Damaged, PreparedFile
+from twostroke.folders import make_private
 from twostroke.kv.filelock import remove_if_free
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05  # flock knows no time limit, so waiting is asking again
-_ROOT = 0  # may have laid prepared files out for everybody, in an image for example
 _DRAFT = ".draft"
 _PREPARED = "*.safetensors"
-
-
-def default_folder(environ: Mapping[str, str]) -> Path:
-    """Return TWOSTROKE_CACHE, else XDG_CACHE_HOME/twostroke, else ~/.cache/twostroke, and in it `weights`."""
-    named = environ.get("TWOSTROKE_CACHE")
-    base = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twostroke"
-    return (Path(named) if named else base) / "weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsCache:
     """Prepared files in one folder, shared by all workers of a host.
 
-    A draft is the lock on its making: `NAME.draft`, locked by the one who writes it and renamed to NAME when done. Others
-    wait for that, at most `wait_seconds`, and then load by themselves. A draft that nobody holds is a leftover of a
-    crash: whoever comes next writes it anew.
+    A draft is the lock on its making: `NAME.draft`, locked by the one who writes it and renamed to NAME when done.
+    Others wait for that, at most `wait_seconds`, and then load by themselves. A draft that nobody holds is a leftover
+    of a crash: whoever comes next writes it anew.
 
     Attributes:
-        folder: made if need be; refused when others may write to it.
+        folder: made if need be; not used when others may write to it.
         max_bytes: of all prepared files together; the ones unused for longest go first, those in use never.
         wait_seconds: how long to wait for another process that prepares the same weights.
         settle_seconds: files that changed less than this ago are read again at each start.
@@ -52,6 +44,15 @@ class WeightsCache:
     max_bytes: int = 20 << 30
     wait_seconds: float = 300.0
     settle_seconds: float = 2.0
+
+    def is_usable(self) -> bool:
+        """Make the folder; False, and a log line that says why, when it cannot be trusted or made."""
+        try:
+            make_private(self.folder)
+        except OSError as error:
+            self._without(error)
+            return False
+        return True
 
     def digest(self, config: ModelConfig, files: Sequence[Path]) -> bytes:
         """Return the `weights_digest` of `files`, read only when their states are new."""
@@ -69,7 +70,6 @@ class WeightsCache:
         """
         give_up_at = time.monotonic() + self.wait_seconds
         try:
-            self._make_folder()
             while True:
                 if (claimed := self._open(name) or self._draft(name, size, header_bytes)) is not None:
                     return claimed
@@ -77,14 +77,11 @@ class WeightsCache:
                     raise TimeoutError("another process takes too long to prepare them")
                 time.sleep(_POLL_SECONDS)
         except OSError as error:
-            _log.warning("weights are loaded without a cache", extra={"folder": str(self.folder), "why": str(error)})
+            self._without(error)
             return None
 
-    def _make_folder(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = self.folder.stat()
-        if found.st_uid not in (_ROOT, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError(f"{self.folder} can be written to by others")
+    def _without(self, error: OSError) -> None:
+        _log.warning("weights are loaded without a cache", extra={"folder": str(self.folder), "why": str(error)})
 
     def _open(self, name: str) -> PreparedFile | None:
         """Open a file that is there, sound and free to be read."""
@@ -118,16 +115,23 @@ class WeightsCache:
             return Draft(path, descriptor, header_bytes=header_bytes)
 
     def _make_room(self, size: int) -> None:
-        """Remove leftovers, and prepared files unused for longest, until `size` bytes fit; raises OSError if they cannot."""
+        """Remove leftovers, then what was unused for longest, until `size` bytes fit; raises OSError if they cannot."""
         for leftover in self.folder.glob(f"*{_DRAFT}"):
             remove_if_free(leftover)
-        kept = sorted((found.stat().st_mtime_ns, found.stat().st_size, found) for found in self.folder.glob(_PREPARED))
+        kept = sorted(_ages_and_sizes(self.folder.glob(_PREPARED)))
         excess = sum(each for _, each, _ in kept) + size - self.max_bytes
         for _, freed, path in kept:
             if excess > 0 and remove_if_free(path):
                 excess -= freed
         if excess > 0:
             raise OSError(f"{size} bytes more would exceed the limit of {self.max_bytes}")
+
+
+def _ages_and_sizes(paths: Iterable[Path]) -> Iterator[tuple[int, int, Path]]:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # removed by another worker meanwhile
+            found = path.stat()
+            yield found.st_mtime_ns, found.st_size, path
 
 
 def _lock(path: Path, descriptor: int) -> bool:

@@ -6,7 +6,6 @@ import logging
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from twostroke.engine.native.library import Library
+from twostroke.folders import cache_folder, make_private
 
 _log = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent / "kernels"
@@ -42,25 +42,14 @@ def load_kernels() -> Library:
     if compiler is None:
         raise Unavailable("no C compiler is on the PATH")
     try:
-        folder = _private_folder()
+        folder = cache_folder(os.environ) / "native"
+        make_private(folder)  # what lies in it becomes code of this process
         path = folder / f"{_fingerprint(compiler)}.so"
         if not path.exists():
             _compile(compiler, path)
         return Library(path)
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(f"the kernels could not be built: {_shown(error)}") from error
-
-
-def _private_folder() -> Path:
-    """Return a folder that nobody else can write to: what lies in it becomes code of this process."""
-    root = os.environ.get("TWOSTROKE_CACHE")
-    folder = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twostroke"
-    folder = folder / "native"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"{folder} can be written to by others")
-    return folder
 
 
 def _fingerprint(compiler: str) -> str:
