@@ -19,7 +19,7 @@ def with_logprobs(
     Args:
         logits: float32 [R, V].
         chosen: tokens of each of the R rows.
-        alternatives: how many of a row's most likely tokens each of its tokens comes with, the lower id first of equals.
+        alternatives: how many of its most likely tokens each row reports, the lower id first of equals.
     """
     count = min(max(alternatives), logits.shape[1])
     best = nearest(logits.amax(dim=1, keepdim=True) - logits, count)

@@ -1,8 +1,7 @@
 """Arithmetic by our own kernels on a CPU: float32 sums over weights that are read as they are stored.
 
-Few tokens are bound by reading the weights, so a kernel reads each once, in its stored form, with no padding. Many tokens
-are bound by arithmetic: they go to AMX tiles where the processor has them, else to torch's BLAS over weights that are
-turned into float32 first.
+Few tokens are bound by reading the weights: a kernel reads each once, as it is stored, with no padding. Many tokens are
+bound by arithmetic: they go to AMX tiles where the processor has them, else to BLAS over weights widened to float32.
 """
 
 from __future__ import annotations
