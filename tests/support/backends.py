@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
 
 from tests.support.emulated import emulated_backend
 from twostroke.engine.backend import Backend
 from twostroke.engine.backends.choice import Device, choose_backend
+from twostroke.engine.backends.native import NativeBackend
 from twostroke.engine.backends.torch import TorchBackend, has_packed_kernels
+from twostroke.engine.native.build import Unavailable, load_kernels
 
 CPU = choose_backend(Device.CPU)
+
+
+_FEATURES = {"x86-64-v3": "avx2", "x86-64-v4": "avx512f"}
+
+
+def native_backend(processor: str = "native", *, threads: int = 1) -> NativeBackend:
+    """Our own kernels, compiled for a kind of processor; the test is skipped where they cannot be or cannot run."""
+    if processor in _FEATURES and _FEATURES[processor] not in Path("/proc/cpuinfo").read_text():
+        pytest.skip(f"this processor has no {_FEATURES[processor]}")
+    try:
+        return NativeBackend(load_kernels(processor), threads=threads)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
 
 # Every backend that runs here, made when it is asked for.
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
     "torch": lambda: TorchBackend(packs=has_packed_kernels()),
+    "native": native_backend,
+    "native, two threads": lambda: native_backend(threads=2),
+    "native, AVX2": lambda: native_backend("x86-64-v3"),
+    "native, AVX-512": lambda: native_backend("x86-64-v4"),
     "flashinfer-emulated": emulated_backend,
 }

@@ -33,7 +33,7 @@ class UpOptions:
     weights_cache: str = setting(
         "", help="folder to keep prepared weights in, or off; by default TWOSTROKE_CACHE or ~/.cache/twostroke"
     )
-    threads: int = setting(1, help="torch threads of each worker")
+    threads: int | None = setting(None, help="threads of one pass of each worker; by default those that are idle")
     kv_bytes: str = setting("512MiB", help="memory of each worker for pages of keys and values")
     arena_bytes: str = setting("1GiB", help="shared memory for stored blocks")
     arena_directory: Path | None = setting(
@@ -53,7 +53,8 @@ class UpOptions:
             self._within("grpc_port", 0, MAX_PORT)
             if self.grpc_port == self.port != 0:
                 raise InvalidSetting("grpc_port", self.grpc_port, "is the port of the OpenAI API; choose another")
-        self._within("threads", 1, os.cpu_count() or 1)
+        if self.threads is not None:
+            self._within("threads", 1, os.cpu_count() or 1)
         if not 0 <= self.drain_seconds <= 3_600:
             raise InvalidSetting("drain_seconds", self.drain_seconds, "must lie between 0 and 3600")
         if self.log_level not in ("debug", "info", "warning", "error"):

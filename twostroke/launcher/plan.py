@@ -108,7 +108,7 @@ def _worker(options: UpOptions, site: Site, place: Place) -> tuple[str, ...]:
         *(() if options.device is Device.AUTO else ("--device", options.device)),
         *(("--weights", options.weights) if options.weights else ()),
         *(("--weights-cache", options.weights_cache) if options.weights_cache else ()),
-        *("--threads", str(options.threads)),
+        *(("--threads", str(options.threads)) if options.threads else ()),
         *("--kv-bytes", options.kv_bytes),
         *_shared(options),
     )

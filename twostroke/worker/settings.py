@@ -41,7 +41,9 @@ class WorkerSettings:
     max_chunk: int | None = setting(None, help="most tokens of one prompt in one forward pass; unset is no limit")
     max_running: int = setting(64, help="sequences that are computed at once")
     max_waiting: int = setting(256, help="sequences that may wait; more are refused")
-    threads: int = setting(1, help="torch threads; more than one pays only on a machine without neighbours")
+    threads: int | None = setting(
+        None, help="threads of one pass; by default as many as there are processors, while they are idle"
+    )
     graphs: bool = setting(
         True, help="capture decode steps on a GPU and replay them; --no-graphs launches every kernel"
     )
@@ -73,7 +75,7 @@ class WorkerSettings:
                 max_running=self.max_running,
                 max_waiting=self.max_waiting,
                 max_chunk=self.max_chunk,
-                threads=self.threads,
+                threads=self.threads or 1,  # torch's own wait for each other, which a busy neighbour makes expensive
                 graphs=self.graphs,
             )
         except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from twostroke.engine.backend import Backend
 from twostroke.engine.backends.flashinfer import open_flashinfer
@@ -13,9 +14,10 @@ from twostroke.engine.mode import WeightMode
 from twostroke.engine.native.build import Unavailable, load_kernels
 from twostroke.errors import BackendUnavailable
 
-__all__ = ["Device", "choose_backend", "default_mode"]
+__all__ = ["Device", "choose_backend", "default_mode", "usable_processors"]
 
 _log = logging.getLogger(__name__)
+_MOST_THREADS = 8  # by default: a pass over few tokens is bound by memory, which a few processors exhaust
 
 
 def choose_backend(device: Device, *, mode: WeightMode | None = None, threads: int = 1) -> Backend:
@@ -42,6 +44,11 @@ def choose_backend(device: Device, *, mode: WeightMode | None = None, threads: i
 def default_mode(backend: Backend) -> WeightMode:
     """Return the mode of weights that suits a backend: float16 on a CPU, bfloat16 on a GPU."""
     return WeightMode.F16 if backend.device.type == "cpu" else WeightMode.BF16
+
+
+def usable_processors() -> int:
+    """How many threads a pass may have by default: they step aside while others need the processors."""
+    return min(_MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def _on_cpu(threads: int) -> Backend:

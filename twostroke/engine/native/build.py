@@ -18,7 +18,7 @@ from twostroke.folders import cache_folder, make_private
 
 _log = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent / "kernels"
-_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
+_FLAGS = ("-O3", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 _COMPILE_SECONDS = 60.0
 
 
@@ -26,8 +26,10 @@ class Unavailable(Exception):
     """The kernels cannot run here; the message says why."""
 
 
-def load_kernels() -> Library:
+def load_kernels(processor: str = "native") -> Library:
     """Compile the kernels unless that was done before, and load them.
+
+    `processor` is a name that the compiler knows: this very one, or a level such as x86-64-v3 (AVX2).
 
     The file lies in `native` of the cache folder (TWOSTROKE_CACHE, else XDG_CACHE_HOME/twostroke, else
     ~/.cache/twostroke), which must belong to this user alone, under a name made of all that goes into it. Two processes
@@ -44,24 +46,24 @@ def load_kernels() -> Library:
     try:
         folder = cache_folder(os.environ) / "native"
         make_private(folder)  # what lies in it becomes code of this process
-        path = folder / f"{_fingerprint(compiler)}.so"
+        path = folder / f"{_fingerprint(compiler, processor)}.so"
         if not path.exists():
-            _compile(compiler, path)
+            _compile(compiler, processor, path)
         return Library(path)
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(f"the kernels could not be built: {_shown(error)}") from error
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: str, processor: str) -> str:
     digest = blake2b(digest_size=16)
-    for part in (compiler, *_FLAGS, _processor()):
+    for part in (compiler, processor, *_FLAGS, _features()):
         digest.update(part.encode() + b"\0")
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.read_bytes())
     return digest.hexdigest()
 
 
-def _processor() -> str:
+def _features() -> str:
     """Return what this processor can do, as Linux tells it; elsewhere its name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -70,10 +72,10 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith("flags")), platform.processor())
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: str, processor: str, path: Path) -> None:
     with _temporary(path) as made:
-        _log.info("compiling the kernels for this processor")
-        command = (compiler, *_FLAGS, str(_SOURCES / "kernels.c"), "-o", str(made), "-lm")
+        _log.info("compiling the kernels for this processor (%s)", processor)
+        command = (compiler, f"-march={processor}", *_FLAGS, str(_SOURCES / "kernels.c"), "-o", str(made), "-lm")
         subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_SECONDS)
         made.replace(path)
 

@@ -1,4 +1,6 @@
 // Threads that share the items of a region. A thread that is late costs nothing: whoever is there takes the next item.
+// One that was interrupted within an item holds up the region, which is how a busy machine shows: then fewer threads take
+// part for a while, and more again later. So a worker uses a second core only while nobody else wants it.
 #pragma once
 #include <immintrin.h>
 #include <pthread.h>
@@ -6,9 +8,13 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <time.h>
 
 #define MAX_THREADS 64
-#define SPINS 4000  // looks before a waiting thread sleeps: some tens of microseconds, the pause between two layers
+#define SPINS 4000       // looks before a waiting thread sleeps: some tens of microseconds, the pause between two layers
+#define STALL 0.0015     // seconds for which the end of a region may wait; items take less
+#define FIRST_REST 0.05  // seconds with fewer helpers after a stall, and twice as long after each that follows soon
+#define LONGEST_REST 2.0
 
 typedef void (*item_function)(void *context, int64_t item);
 
@@ -19,12 +25,19 @@ static struct {
     item_function run;
     void *context;
     int64_t items;
-    int helpers;              // threads started
-    atomic_int guests;        // helpers that this region still admits
-    atomic_int inside;        // helpers that may look at the region
-    atomic_uint epoch;        // counts regions
-    _Atomic int64_t next;     // item to be taken
-} pool = {.owner = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+    int helpers;           // threads started
+    int allowed;           // helpers that may take part now
+    double rest, rest_end;  // how long a rest is, and when the last one ends
+    atomic_int guests;     // helpers that this region still admits
+    atomic_int inside;     // helpers that may look at the region
+    atomic_uint epoch;     // counts regions
+    _Atomic int64_t next;  // item to be taken
+} pool = {
+    .owner = PTHREAD_MUTEX_INITIALIZER,
+    .lock = PTHREAD_MUTEX_INITIALIZER,
+    .wake = PTHREAD_COND_INITIALIZER,
+    .allowed = MAX_THREADS,
+};
 
 static void pool_take(void) {
     int64_t item;
@@ -59,29 +72,64 @@ static void pool_grow(int helpers) {
     }
 }
 
-// Call run(context, i) for every i below `items` on up to `threads` threads, the caller's included; return when all
-// have returned. Where the pool is taken by another thread, the caller does all by itself.
-static void parallel(item_function run, void *context, int64_t items, int64_t threads) {
-    if (threads > MAX_THREADS) threads = MAX_THREADS;
-    if (threads <= 1 || items <= 1 || pthread_mutex_trylock(&pool.owner) != 0) {
-        for (int64_t item = 0; item < items; item++) run(context, item);
-        return;
+static double pool_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int pool_invited(int wanted) {
+    if (pool.allowed < wanted) {
+        double now = pool_now();
+        if (now >= pool.rest_end) {
+            pool.allowed = pool.allowed ? 2 * pool.allowed : 1;
+            pool.rest_end = now + pool.rest;
+        }
     }
-    pool_grow((int)threads - 1);
-    pool.run = run;
-    pool.context = context;
-    pool.items = items;
-    atomic_store(&pool.next, 0);
-    atomic_store(&pool.guests, (int)threads - 1);
-    pthread_mutex_lock(&pool.lock);
-    atomic_fetch_add(&pool.epoch, 1);
-    pthread_cond_broadcast(&pool.wake);
-    pthread_mutex_unlock(&pool.lock);
-    pool_take();
+    return pool.allowed < wanted ? pool.allowed : wanted;
+}
+
+// Wait for the helpers to leave; when that takes too long, invite half as many for a while.
+static void pool_close(int helpers) {
     atomic_store(&pool.guests, 0);
+    if (atomic_load(&pool.inside) == 0) return;
+    double since = pool_now();
     for (int spins = 0; atomic_load(&pool.inside) > 0;) {
         if (++spins < SPINS) _mm_pause();
         else sched_yield();
+    }
+    double now = pool_now();
+    if (now - since < STALL) return;
+    pool.allowed = helpers / 2;
+    pool.rest = now < pool.rest_end + pool.rest ? 2 * pool.rest : FIRST_REST;
+    if (pool.rest > LONGEST_REST) pool.rest = LONGEST_REST;
+    pool.rest_end = now + pool.rest;
+}
+
+// Call run(context, i) for every i below `items` on up to `threads` threads, the caller's included; return when all
+// have returned. Where the pool is taken by another thread, the caller does all by itself.
+static void parallel(item_function run, void *context, int64_t items, int64_t threads) {
+    int wanted = (int)(threads < MAX_THREADS ? threads : MAX_THREADS) - 1;
+    if (wanted < 1 || items <= 1 || pthread_mutex_trylock(&pool.owner) != 0) {
+        for (int64_t item = 0; item < items; item++) run(context, item);
+        return;
+    }
+    int helpers = pool_invited(wanted);
+    if (helpers == 0) {
+        for (int64_t item = 0; item < items; item++) run(context, item);
+    } else {
+        pool_grow(helpers);
+        pool.run = run;
+        pool.context = context;
+        pool.items = items;
+        atomic_store(&pool.next, 0);
+        atomic_store(&pool.guests, helpers);
+        pthread_mutex_lock(&pool.lock);
+        atomic_fetch_add(&pool.epoch, 1);
+        pthread_cond_broadcast(&pool.wake);
+        pthread_mutex_unlock(&pool.lock);
+        pool_take();
+        pool_close(helpers);
     }
     pthread_mutex_unlock(&pool.owner);
 }

@@ -1,0 +1,171 @@
+"""Our own kernels against float64, in every mode and on every kind of processor this machine can play."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.support.backends import CPU, native_backend
+from twostroke.engine.backend import Activation, Backend
+from twostroke.engine.backends.native import NativeBackend
+from twostroke.engine.backends.torch import TorchBackend
+from twostroke.engine.matrix import Matrix, WeightMode, stored
+from twostroke.engine.native.build import Unavailable, load_kernels
+
+PROCESSORS = ["native", "x86-64-v3", "x86-64-v4"]
+PACKED = [WeightMode.F16, WeightMode.BF16, WeightMode.INT8]
+TORCH = TorchBackend(packs=False)
+
+
+@pytest.fixture(params=PROCESSORS)
+def backend(request: pytest.FixtureRequest) -> NativeBackend:
+    return native_backend(request.param)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def exact(matrix: Matrix, x: Tensor) -> Tensor:
+    product = x.double() @ matrix.dense().double().T
+    return product if matrix.bias is None else product + matrix.bias.double()
+
+
+def allowed(matrix: Matrix, x: Tensor) -> Tensor:
+    """What float32 sums may be off by: some units in the last place of the sum of magnitudes."""
+    magnitude = x.double().abs() @ matrix.dense().double().abs().T
+    if matrix.bias is not None:
+        magnitude = magnitude + matrix.bias.abs()
+    return 4e-6 * magnitude + 1e-9
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    tokens=st.integers(1, 70),
+    rows=st.integers(1, 100),
+    columns=st.integers(1, 200),
+    mode=st.sampled_from(PACKED),
+    processor=st.sampled_from(PROCESSORS),
+    threads=st.sampled_from([1, 2]),
+    biased=st.booleans(),
+    add=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+def test_any_product_is_as_near_to_float64_as_float32_sums_are(
+    tokens: int,
+    rows: int,
+    columns: int,
+    mode: WeightMode,
+    processor: str,
+    threads: int,
+    biased: bool,
+    add: bool,
+    seed: int,
+) -> None:
+    matrix = stored("w", drawn(rows, columns, seed=seed), mode, drawn(rows, seed=seed + 1) if biased else None)
+    x = drawn(tokens, columns, seed=seed + 2)
+    linear = native_backend(processor, threads=threads).linear(matrix)
+    before = drawn(tokens, rows, seed=seed + 3)
+    found, expected = (before.clone(), before.double() + exact(matrix, x)) if add else (linear(x), exact(matrix, x))
+    if add:
+        linear.add_to(found, x)
+    assert ((found.double() - expected).abs() <= allowed(matrix, x) + 1e-6 * before.abs() * add).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8, 20, 300])
+@pytest.mark.parametrize("mode", PACKED)
+def test_a_matrix_of_a_real_size_multiplies_right(backend: NativeBackend, mode: WeightMode, tokens: int) -> None:
+    matrix, x = stored("w", drawn(700, 1_536), mode), drawn(tokens, 1_536, seed=1)
+    assert ((backend.linear(matrix)(x).double() - exact(matrix, x)).abs() <= allowed(matrix, x)).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_weights_and_inputs_of_any_magnitude_keep_their_precision(backend: NativeBackend, tokens: int) -> None:
+    spread = 10.0 ** torch.arange(-9, 4)  # down to numbers that float16 holds as subnormals or zero
+    matrix = stored("w", drawn(13, 96) * spread[:, None], WeightMode.F16)
+    x = drawn(tokens, 96, seed=1) * 10.0 ** (torch.arange(tokens) % 7 - 3.0)[:, None]
+    assert ((backend.linear(matrix)(x).double() - exact(matrix, x)).abs() <= allowed(matrix, x)).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_number_that_is_none_spoils_its_own_token_and_no_other(
+    backend: NativeBackend, tokens: int, bad: float
+) -> None:
+    matrix, x = stored("w", drawn(40, 64), WeightMode.F16), drawn(tokens, 64, seed=1)
+    x[-1, 5] = bad
+    found = backend.linear(matrix)(x)
+    assert not found[-1].isfinite().any()
+    assert found[:-1].isfinite().all()
+
+
+@pytest.mark.parametrize("size", [16, 20, 64, 576])
+def test_norms_rotations_and_gates_equal_those_of_torch(backend: NativeBackend, size: int) -> None:
+    x, weight = drawn(7, size), drawn(size, seed=1)
+    torch.testing.assert_close(backend.rms_norm(x, weight, 1e-5), TORCH.rms_norm(x, weight, 1e-5))
+    heads = drawn(5, 6, size, seed=2)
+    torch.testing.assert_close(backend.rms_norm(heads, weight, 1e-6), TORCH.rms_norm(heads, weight, 1e-6))
+    angles = 50 * drawn(5, size // 2, seed=3)
+    turns = torch.cat((angles.cos(), angles.sin()), dim=1)
+    ours, theirs = heads.clone(), heads.clone()
+    backend.rotate(ours[:, 1:4], turns)
+    TORCH.rotate(theirs[:, 1:4], turns)
+    torch.testing.assert_close(ours, theirs)
+    gate_up = 20 * drawn(4, 2 * size, seed=4)
+    for activation in Activation:
+        torch.testing.assert_close(
+            backend.gated(gate_up, activation), TORCH.gated(gate_up, activation), atol=2e-5, rtol=2e-6
+        )
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    def results(backend: Backend) -> list[Tensor]:
+        matrices = [stored("w", drawn(1_000, 576), mode) for mode in PACKED]
+        return [backend.linear(matrix)(drawn(tokens, 576, seed=1)) for matrix in matrices for tokens in (1, 9, 50)]
+
+    for one, three in zip(results(native_backend()), results(native_backend(threads=3)), strict=True):
+        assert torch.equal(one, three)
+
+
+def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native_backend()  # skips where nothing compiles
+    folder = tmp_path / "native"
+    folder.mkdir()
+    folder.chmod(0o777)
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+    with pytest.raises(Unavailable, match="written to by others"):
+        load_kernels()
+
+
+def test_the_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native_backend()
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+    load_kernels()
+    (made,) = (tmp_path / "native").iterdir()
+    before = made.stat()
+    load_kernels()
+    assert [made.stat().st_mtime_ns, made.stat().st_ino] == [before.st_mtime_ns, before.st_ino]
+    assert stat.S_IMODE((tmp_path / "native").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("compiler", ["/does/not/exist", "false"])
+def test_without_a_working_compiler_the_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
+) -> None:
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+    monkeypatch.setenv("CC", compiler)
+    with pytest.raises(Unavailable, match="x86_64" if os.uname().machine != "x86_64" else "could not be built"):
+        load_kernels()
+    assert list((tmp_path / "native").glob("*")) == []
+
+
+def test_matrices_of_mode_f32_stay_with_blas() -> None:
+    matrix, x = stored("w", drawn(30, 64), WeightMode.F32), drawn(3, 64, seed=1)
+    torch.testing.assert_close(CPU.linear(matrix)(x), TORCH.linear(matrix)(x), atol=0, rtol=0)
