@@ -71,9 +71,9 @@ def matrix_bytes(config: ModelConfig, mode: WeightMode) -> int:
     return sum(matrix_values(config)) * _BYTES[mode]
 
 
-def kv_bytes(config: ModelConfig, context: int) -> int:
-    """Bytes of float32 keys and values that a token reads at a context of so many tokens."""
-    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * 4 * context
+def decode_operations(config: ModelConfig) -> float:
+    """Multiplications and additions of a token: matrices and head; attention to a short context is left out."""
+    return 2.0 * sum(matrix_values(config))
 
 
 def prefill_operations(config: ModelConfig, length: int) -> float:

@@ -52,6 +52,7 @@ class Contender:
         environ: beside our own environment.
         model: the id to ask for.
         fields: of a request's body, beyond those that all share.
+        least_seconds: that a short visit takes, roughly; with less left, it is not begun.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Contender:
     environ: Mapping[str, str] = field(default_factory=dict)
     model: str = "default"
     fields: Mapping[str, object] = field(default_factory=dict)
+    least_seconds: float = 10.0
 
     @property
     def is_ours(self) -> bool:
@@ -88,8 +90,13 @@ def vllm() -> Contender:
             *("--max-model-len", str(CONTEXT), "--enforce-eager"),
         )
 
-    environ = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "0-1", "HF_HUB_OFFLINE": "1"}
-    return Contender(name="vllm f32", command=command, environ=environ | {"VLLM_NO_USAGE_STATS": "1"})
+    environ = {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    return Contender(name="vllm f32", command=command, environ=environ, least_seconds=60.0)
 
 
 def llamacpp(kind: str, model: Path, room: Room) -> Contender:

@@ -25,7 +25,7 @@ class Loads:
         prompts: lengths, tokens.
         streams: how many at once.
         new_tokens: of each stream.
-        seconds: after so many no further server is started; None for no limit.
+        seconds: that all visits and what comes before them may take; None for no limit.
     """
 
     rounds: int
@@ -36,7 +36,7 @@ class Loads:
 
 
 FULL = Loads(rounds=3, prompts=(256, 1_024, 4_096), streams=(1, 4, 8, 16, 32), new_tokens=96)
-QUICK = Loads(rounds=1, prompts=(256, 1_024), streams=(1, 8), new_tokens=48, seconds=80.0)
+QUICK = Loads(rounds=1, prompts=(256, 1_024), streams=(1, 8), new_tokens=48, seconds=140.0)
 
 
 def first_ms(length: int) -> str:

@@ -21,7 +21,7 @@ from bench.client import Answer, Arrival, BadAnswer, Prompts, Target
 from bench.contenders import LONG_PROMPT, Contender, ours, peers, serving
 from bench.figures import Figures, Ratio, emit, print_ratios
 from bench.loads import OTHERS, STREAM_PROMPT_TOKENS, others_cores, warn_if_disturbed
-from bench.processes import DidNotServe
+from bench.processes import DidNotServe, run_to_end
 from twostroke.engine.matrix import WeightMode
 
 STREAMS = 8
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round, a shorter prompt, without vLLM")
     parser.add_argument("--out", type=Path, help="file to write the result to")
     told = parser.parse_args()
-    figures, found = asyncio.run(run(quick=told.quick))
+    figures, found = run_to_end(run(quick=told.quick))
     print_ratios(found)
     emit("mixed", found, told.out, figures, others_cores=round(others_cores(figures), 2))
 

@@ -24,14 +24,14 @@ from pathlib import Path
 import torch
 
 from bench.figures import Ratio, emit
+from bench.steps import request
 from twostroke.client import Client
 from twostroke.engine.backends.choice import Device, choose_backend
-from twostroke.engine.engine import Engine, EngineRequest, EngineSettings
+from twostroke.engine.engine import Engine, EngineSettings
 from twostroke.engine.matrix import WeightMode
 from twostroke.engine.weights import load_model
-from twostroke.kv.keys import root_key
 from twostroke.launcher.models import find_model
-from twostroke.types import Delta, SamplingParams, StopConditions
+from twostroke.types import Delta
 
 PROMPT_TOKENS = 500
 NEW_TOKENS = 48
@@ -60,15 +60,8 @@ class Times:
 
 async def alone(engine: Engine, prompt: tuple[int, ...], times: Times) -> None:
     """One answer from the engine in this process."""
-    request = EngineRequest(
-        id="bench",
-        prompt=prompt,
-        root=root_key(engine.format.digest, "bench"),
-        sampling=SamplingParams(temperature=0.0),
-        stops=StopConditions(max_tokens=NEW_TOKENS, ignore_eos=True),
-    )
     began, arrivals, count = time.perf_counter(), [], 0
-    async with engine.submit(request) as outputs:
+    async with engine.submit(request(engine, prompt, NEW_TOKENS)) as outputs:
         async for output in outputs:
             if output.tokens:
                 count += len(output.tokens)

@@ -9,15 +9,17 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
 from bench.quiet import Quiet
 
-STOP_SECONDS = 30.0
+T = TypeVar("T")
+
+STOP_SECONDS = 20.0
 LOOK_SECONDS = 1.0  # between two looks at memory
 LAST_BYTES = 3_000  # of the log, told when a server fails
 
@@ -48,7 +50,7 @@ class Spawned:
 
     def others_cores(self) -> float:
         """Cores that worked for others since its start."""
-        return self.quiet.others_cores(_tree(self.process.pid))
+        return self.quiet.others_cores(tree(self.process.pid))
 
     async def watch_memory(self) -> None:
         """Keep `peak_bytes` up to date until cancelled."""
@@ -84,7 +86,7 @@ async def spawned(command: Sequence[str], environ: Mapping[str, str]) -> AsyncIt
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Ask it to end, wait, and kill what is left of its descendants."""
     with ExitStack() as open_files:
-        descendants = [each for pid in _tree(process.pid)[1:] for each in _pidfd(pid, open_files)]
+        descendants = [each for pid in tree(process.pid)[1:] for each in _pidfd(pid, open_files)]
         try:
             if process.returncode is None:
                 process.send_signal(signal.SIGTERM)
@@ -110,6 +112,24 @@ def _pidfd(pid: int, open_files: ExitStack) -> list[int]:
     return [descriptor]
 
 
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run a benchmark as `asyncio.run` does; SIGTERM unwinds it as Ctrl-C does, so that its servers end either way.
+
+    Raises:
+        SystemExit: it was interrupted.
+    """
+
+    async def unwinding() -> T:
+        if (task := asyncio.current_task()) is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(unwinding())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise SystemExit("interrupted; all servers were ended") from None
+
+
 def free_port() -> int:
     """A port of loopback that nobody listens on right now."""
     with socket.socket() as probe:
@@ -118,7 +138,7 @@ def free_port() -> int:
         return port
 
 
-def _tree(root: int) -> list[int]:
+def tree(root: int) -> list[int]:
     """A process and its descendants that live."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -133,7 +153,7 @@ def _tree(root: int) -> list[int]:
 def _tree_bytes(root: int) -> int:
     """Proportional set size of a process tree: a page that several map is counted once."""
     kilobytes = 0
-    for pid in _tree(root):
+    for pid in tree(root):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):

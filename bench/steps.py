@@ -10,13 +10,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 from bench.client import Prompts
 from tests.support.tiny import write_tiny
+from twostroke.engine.backends.choice import Device, choose_backend
 from twostroke.engine.engine import Engine, EngineRequest, EngineSettings
 from twostroke.engine.weights import LoadedModel, WeightMode, load_model
 from twostroke.kv.keys import root_key
@@ -29,7 +30,7 @@ HOST_STEPS = 200
 PROFILED_LINES = 16
 
 
-def request(engine: Engine, prompt: list[int], max_tokens: int) -> EngineRequest:
+def request(engine: Engine, prompt: Sequence[int], max_tokens: int) -> EngineRequest:
     """A greedy answer of exactly so many tokens."""
     return EngineRequest(
         id="bench",
@@ -41,9 +42,9 @@ def request(engine: Engine, prompt: list[int], max_tokens: int) -> EngineRequest
 
 
 @asynccontextmanager
-async def engine_for(loaded: LoadedModel, tokens: int, threads: int) -> AsyncIterator[Engine]:
-    """An engine with pages for so many tokens."""
-    settings = EngineSettings(pages=tokens // PAGE_TOKENS + 2, threads=threads)
+async def engine_for(loaded: LoadedModel, tokens: int) -> AsyncIterator[Engine]:
+    """An engine with pages for so many tokens; torch's own operations get one thread, as in a worker."""
+    settings = EngineSettings(pages=tokens // PAGE_TOKENS + 2, threads=1)
     async with Engine.start(settings, loaded.model, loaded.kv_format(block_tokens=PAGE_TOKENS)) as engine:
         yield engine
 
@@ -57,10 +58,10 @@ async def step_ms(engine: Engine, prompt: list[int]) -> float:
     return 1e3 * statistics.median(after - before for before, after in pairwise(came[1:]))
 
 
-async def by_context(loaded: LoadedModel, contexts: tuple[int, ...], threads: int) -> dict[int, float]:
+async def by_context(loaded: LoadedModel, contexts: tuple[int, ...]) -> dict[int, float]:
     """Milliseconds of a step at each context, in tokens."""
     prompts = Prompts(seed=0)
-    async with engine_for(loaded, max(contexts) + TIMED_STEPS, threads) as engine:
+    async with engine_for(loaded, max(contexts) + TIMED_STEPS) as engine:
         return {context: await step_ms(engine, prompts.take(context)) for context in contexts}
 
 
@@ -83,7 +84,7 @@ async def batch_step_ms(engine: Engine, rows: int, prompts: list[list[int]], ste
 async def host_ms(loaded: LoadedModel, batches: tuple[int, ...]) -> dict[int, float]:
     """Milliseconds of a step at each batch, with a model so small that the host's share is nearly all of it."""
     found = {}
-    async with engine_for(loaded, 32 * (HOST_STEPS + PAGE_TOKENS), threads=1) as engine:
+    async with engine_for(loaded, 32 * (HOST_STEPS + PAGE_TOKENS)) as engine:
         for batch in batches:
             prompts = [[batch, row, *range(6)] for row in range(batch)]
             found[batch] = await batch_step_ms(engine, batch, prompts, HOST_STEPS)
@@ -92,17 +93,15 @@ async def host_ms(loaded: LoadedModel, batches: tuple[int, ...]) -> dict[int, fl
 
 def tiny_model() -> LoadedModel:
     """Two layers of 64 numbers: a step costs what the host adds."""
-    from twostroke.engine.backends.choice import Device, choose_backend
-
     with tempfile.TemporaryDirectory() as folder:
         return load_model(write_tiny(Path(folder)), mode=WeightMode.F32, backend=choose_backend(Device.CPU))
 
 
-async def profile(loaded: LoadedModel, rows: int, threads: int) -> list[str]:
+async def profile(loaded: LoadedModel, rows: int) -> list[str]:
     """Where the engine's thread spends its time while so many streams decode: a table of functions by own time."""
     prompts, profiler = Prompts(seed=1), cProfile.Profile()
     with profiled_threads(profiler):
-        async with engine_for(loaded, rows * 64, threads) as engine:
+        async with engine_for(loaded, rows * 64) as engine:
             step = await batch_step_ms(engine, rows, [prompts.take(PAGE_TOKENS) for _ in range(rows)], 24)
     entries: dict[tuple[str, int, str], tuple[int, int, float, float, object]] = vars(pstats.Stats(profiler))["stats"]
     waiting = ("get", "_queue.SimpleQueue")

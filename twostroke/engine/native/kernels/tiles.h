@@ -14,6 +14,7 @@
 #define DEPTH 32           // columns of the matrix that one tile spans
 #define TILE_BYTES 1024
 #define INPUT_PARTS 3
+#define STEP_BYTES(parts) ((parts) * 2 * TILE_BYTES + 64)  // of a strip; one line more, or steps would share cache sets
 #define INPUT_BYTES (3 << 19)  // packed inputs of one pass; they and a strip of weights share the second-level cache
 
 typedef struct {
@@ -98,29 +99,35 @@ static void pack_item(void *context, int64_t block) {
     }
 }
 
-// Unpack a strip of 32 rows: [steps][parts][2] tiles whose rows are rows of the matrix.
+// One row's 32 numbers from column `at`, as parts; columns and rows beyond the matrix are zeros.
+static inline __attribute__((always_inline)) void unpack(
+    const matrix *w, const char *row, int64_t at, int64_t inside, const int64_t kind, const int64_t parts, __m512i *split_row) {
+    if (!inside) {
+        for (int64_t part = 0; part < parts; part++) split_row[part] = _mm512_setzero_si512();
+    } else if (at + DEPTH <= w->columns) {
+        split(v_load_value(row, at, kind), v_load_value(row, at + LANES, kind), parts, split_row);
+    } else {
+        float rest[DEPTH] = {0};
+        for (int64_t k = at; k < w->columns; k++) rest[k - at] = load_value(row, k, kind);
+        split(v_load(rest), v_load(rest + LANES), parts, split_row);
+    }
+}
+
+// Unpack a strip, 16 rows from `first` and 16 from `second`: [steps][parts][2] tiles whose rows are rows of the matrix.
+// The two lie far apart: the processor's prefetcher keeps up with two long streams better than with one.
 static inline __attribute__((always_inline)) void unpack_strip(
-    const tile_product *p, int64_t first, char *strip, const int64_t kind, const int64_t parts) {
-    const int64_t columns = p->w->columns;
-    for (int64_t i = 0; i < 2 * TILE; i++) {
-        const char *row = matrix_row(p->w, first + i);
-        char *to = strip + i / TILE * TILE_BYTES + i % TILE * 64;
-        for (int64_t step = 0; step < p->steps; step++) {
-            __m512i split_rows[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-            int64_t at = step * DEPTH;
-            _mm_prefetch(row + at * value_bytes(kind) + 2 * columns * value_bytes(kind), _MM_HINT_T0);
-            if (first + i < p->w->rows) {
-                if (at + DEPTH <= columns) {
-                    split(v_load_value(row, at, kind), v_load_value(row, at + LANES, kind), parts, split_rows);
-                } else {
-                    float rest[DEPTH] = {0};
-                    for (int64_t k = at; k < columns; k++) rest[k - at] = load_value(row, k, kind);
-                    split(v_load(rest), v_load(rest + LANES), parts, split_rows);
-                }
+    const tile_product *p, int64_t first, int64_t second, char *strip, const int64_t kind, const int64_t parts) {
+    for (int64_t i = 0; i < TILE; i++) {
+        const char *rows[2] = {matrix_row(p->w, first + i), matrix_row(p->w, second + i)};
+        const int64_t inside[2] = {first + i < p->w->rows, second + i < p->w->rows};
+        for (int64_t step = 0; step < p->steps; step++)
+            for (int j = 0; j < 2; j++) {
+                __m512i split_row[2];
+                _mm_prefetch(rows[j] + step * DEPTH * value_bytes(kind) + AHEAD, _MM_HINT_T0);
+                unpack(p->w, rows[j], step * DEPTH, inside[j], kind, parts, split_row);
+                char *to = strip + step * STEP_BYTES(parts) + j * TILE_BYTES + i * 64;
+                for (int64_t part = 0; part < parts; part++) _mm512_store_si512(to + part * 2 * TILE_BYTES, split_row[part]);
             }
-            for (int64_t part = 0; part < parts; part++)
-                _mm512_store_si512(to + (step * parts + part) * 2 * TILE_BYTES, split_rows[part]);
-        }
     }
 }
 
@@ -165,7 +172,7 @@ static inline __attribute__((always_inline)) void multiply_strip(
             LOAD_INPUTS(0, both);
         }
         MULTIPLY(both);
-        weights += parts * 2 * TILE_BYTES;
+        weights += STEP_BYTES(parts);
         first += INPUT_PARTS * TILE_BYTES;
         second += INPUT_PARTS * TILE_BYTES;
     }
@@ -195,28 +202,31 @@ static void write_tile(const tile_product *p, const float *sums, int64_t row, in
 }
 
 static inline __attribute__((always_inline)) void strip_kind(
-    const tile_product *p, int64_t row, char *strip, const int64_t kind, const int64_t parts) {
+    const tile_product *p, int64_t first, int64_t second, char *strip, const int64_t kind, const int64_t parts) {
     float sums[4 * TILE * TILE] __attribute__((aligned(64)));
     const int64_t block_bytes = p->steps * INPUT_PARTS * TILE_BYTES;
-    unpack_strip(p, row, strip, kind, parts);
+    unpack_strip(p, first, second, strip, kind, parts);
     WRITTEN;
     for (int64_t token = 0; token < p->tokens; token += 2 * TILE) {
         const char *inputs = p->inputs + token / TILE * block_bytes;
         if (token + TILE < p->tokens) multiply_strip(strip, inputs, inputs + block_bytes, p->steps, sums, 1, parts);
         else multiply_strip(strip, inputs, inputs, p->steps, sums, 0, parts);
         for (int tile = 0; tile < 4; tile++)
-            write_tile(p, sums + tile * TILE * TILE, row + tile % 2 * TILE, token + tile / 2 * TILE);
+            write_tile(p, sums + tile * TILE * TILE, tile % 2 ? second : first, token + tile / 2 * TILE);
     }
 }
 
+static int64_t strips(const matrix *w) { return (w->rows + 2 * TILE - 1) / (2 * TILE); }
+
 static void strip_item(void *context, int64_t item) {
     const tile_product *p = context;
-    char *strip = scratch(0, (size_t)(p->steps * p->parts * 2 * TILE_BYTES));
+    char *strip = scratch(0, (size_t)(p->steps * STEP_BYTES(p->parts)));
     if (!strip) abort();
+    const int64_t first = item * TILE, second = (strips(p->w) + item) * TILE;
     tiles_configure();
-    if (p->w->kind == HALF) strip_kind(p, item * 2 * TILE, strip, HALF, 2);
-    else if (p->w->kind == BFLOAT) strip_kind(p, item * 2 * TILE, strip, BFLOAT, 1);
-    else strip_kind(p, item * 2 * TILE, strip, INT8, 1);
+    if (p->w->kind == HALF) strip_kind(p, first, second, strip, HALF, 2);
+    else if (p->w->kind == BFLOAT) strip_kind(p, first, second, strip, BFLOAT, 1);
+    else strip_kind(p, first, second, strip, INT8, 1);
     _tile_release();
 }
 
@@ -234,7 +244,7 @@ static void tile_linear(
         p.out = out + token * w->rows;
         p.tokens = tokens - token < pass ? tokens - token : pass;
         parallel(pack_item, &p, (p.tokens + TILE - 1) / TILE, threads);
-        parallel(strip_item, &p, (w->rows + 2 * TILE - 1) / (2 * TILE), threads);
+        parallel(strip_item, &p, strips(w), threads);
     }
 }
 #endif
