@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 from bench.figures import Ratio, emit
+from bench.processes import run_to_end
 from bench.steps import request
 from twostroke.client import Client
 from twostroke.engine.backends.choice import Device, choose_backend
@@ -160,7 +161,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file to write the result to")
     told = parser.parse_args()
     torch.set_num_threads(1)
-    figures = asyncio.run(measure(5 if told.quick else 15, told.port, told.state_directory))
+    figures = run_to_end(measure(5 if told.quick else 15, told.port, told.state_directory))
     emit("path", {name: Ratio(value, AIMS[name], "lower") for name, value in figures.items()}, told.out)
 
 

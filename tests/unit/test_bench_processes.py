@@ -11,15 +11,6 @@ import pytest
 
 from bench.processes import DidNotServe, spawned
 
-# A server with a child of its own; both write their ids and ignore being asked to end.
-STUBBORN = """
-import os, signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if len(sys.argv) > 1:
-    subprocess.Popen([sys.executable, "-c", open(sys.argv[1]).read()])
-print(os.getpid(), flush=True)
-time.sleep(600)
-"""
 # A benchmark that writes the ids of a server's processes once there are two, and waits.
 BENCH = """
 import asyncio, sys

@@ -5,7 +5,7 @@
 #include "rows.h"
 #include "tiles.h"
 
-#define TILES_PAY 12  // tokens from which tiles are faster
+#define TILES_PAY 8  // tokens from which tiles are faster
 
 static int use_tiles;
 

@@ -14,6 +14,7 @@
 #define DEPTH 32           // columns of the matrix that one tile spans
 #define TILE_BYTES 1024
 #define INPUT_PARTS 3
+#define STRIPS 4           // of an item
 #define STEP_BYTES(parts) ((parts) * 2 * TILE_BYTES + 64)  // of a strip; one line more, or steps would share cache sets
 #define INPUT_BYTES (3 << 19)  // packed inputs of one pass; they and a strip of weights share the second-level cache
 
@@ -113,73 +114,109 @@ static inline __attribute__((always_inline)) void unpack(
     }
 }
 
-// Unpack a strip, 16 rows from `first` and 16 from `second`: [steps][parts][2] tiles whose rows are rows of the matrix.
-// The two lie far apart: the processor's prefetcher keeps up with two long streams better than with one.
-static inline __attribute__((always_inline)) void unpack_strip(
-    const tile_product *p, int64_t first, int64_t second, char *strip, const int64_t kind, const int64_t parts) {
-    for (int64_t i = 0; i < TILE; i++) {
-        const char *rows[2] = {matrix_row(p->w, first + i), matrix_row(p->w, second + i)};
-        const int64_t inside[2] = {first + i < p->w->rows, second + i < p->w->rows};
-        for (int64_t step = 0; step < p->steps; step++)
-            for (int j = 0; j < 2; j++) {
-                __m512i split_row[2];
-                _mm_prefetch(rows[j] + step * DEPTH * value_bytes(kind) + AHEAD, _MM_HINT_T0);
-                unpack(p->w, rows[j], step * DEPTH, inside[j], kind, parts, split_row);
-                char *to = strip + step * STEP_BYTES(parts) + j * TILE_BYTES + i * 64;
-                for (int64_t part = 0; part < parts; part++) _mm512_store_si512(to + part * 2 * TILE_BYTES, split_row[part]);
-            }
+// A strip being unpacked: 16 rows from `first` and 16 from `second`, to [steps][parts][2] tiles whose rows are rows of the
+// matrix. The two lie far apart: the processor's prefetcher keeps up with two long streams better than with one.
+typedef struct {
+    int64_t first, second, row, step;
+    char *strip;
+} unpacking;
+
+// Unpack the next 32 columns of `count` rows of each half.
+static inline __attribute__((always_inline)) void unpack_some(
+    const tile_product *p, unpacking *u, int64_t count, const int64_t kind, const int64_t parts) {
+    for (; count > 0 && u->row < TILE; count--) {
+        for (int j = 0; j < 2; j++) {
+            const int64_t row = (j ? u->second : u->first) + u->row;
+            const char *from = matrix_row(p->w, row);
+            char *to = u->strip + u->step * STEP_BYTES(parts) + j * TILE_BYTES + u->row * 64;
+            __m512i split_row[2];
+            _mm_prefetch(from + u->step * DEPTH * value_bytes(kind) + AHEAD, _MM_HINT_T0);
+            unpack(p->w, from, u->step * DEPTH, row < p->w->rows, kind, parts, split_row);
+            for (int64_t part = 0; part < parts; part++) _mm512_store_si512(to + part * 2 * TILE_BYTES, split_row[part]);
+        }
+        if (++u->step == p->steps) u->step = 0, u->row++;
     }
 }
 
-#define MULTIPLY(both)                         \
-    do {                                       \
-        _tile_dpbf16ps(0, 4, 6);               \
-        _tile_dpbf16ps(1, 5, 6);               \
-        if (both) _tile_dpbf16ps(2, 4, 7);     \
-        if (both) _tile_dpbf16ps(3, 5, 7);     \
+#define LOAD_WEIGHTS(part)                                                  \
+    do {                                                                    \
+        _tile_loadd(4, weights + (part) * 2 * TILE_BYTES, 64);              \
+        _tile_loadd(5, weights + (part) * 2 * TILE_BYTES + TILE_BYTES, 64); \
     } while (0)
-#define LOAD_WEIGHTS(part)                                                     \
-    do {                                                                       \
-        _tile_loadd(4, weights + (part) * 2 * TILE_BYTES, 64);                 \
-        _tile_loadd(5, weights + (part) * 2 * TILE_BYTES + TILE_BYTES, 64);    \
+#define LOAD_INPUTS(part)                                  \
+    do {                                                   \
+        _tile_loadd(6, first + (part) * TILE_BYTES, 64);   \
+        _tile_loadd(7, second + (part) * TILE_BYTES, 64);  \
     } while (0)
-#define LOAD_INPUTS(part, both)                                   \
-    do {                                                          \
-        _tile_loadd(6, first + (part) * TILE_BYTES, 64);          \
-        if (both) _tile_loadd(7, second + (part) * TILE_BYTES, 64); \
+#define MULTIPLY                 \
+    do {                         \
+        _tile_dpbf16ps(0, 4, 6); \
+        _tile_dpbf16ps(1, 5, 6); \
+        _tile_dpbf16ps(2, 4, 7); \
+        _tile_dpbf16ps(3, 5, 7); \
+    } while (0)
+#define MULTIPLY_ONE(sums, others, inputs)   \
+    do {                                     \
+        _tile_dpbf16ps(sums, 4, inputs);     \
+        _tile_dpbf16ps(others, 5, inputs);   \
     } while (0)
 
-// 32 rows times 16 tokens, or 32 when `both`; sums go to `sums`, [2 tokens blocks][2 row blocks] tiles.
+// Products of two halves of 16 rows with two blocks of 16 tokens: tiles 0 to 3, [2 token blocks][2 halves].
+static inline __attribute__((always_inline)) void multiply_two(
+    const char *weights, const char *first, const char *second, const int64_t parts) {
+    LOAD_WEIGHTS(0);
+    LOAD_INPUTS(2);
+    MULTIPLY;
+    LOAD_INPUTS(1);
+    MULTIPLY;
+    if (parts == 2) {
+        LOAD_WEIGHTS(1);
+        MULTIPLY;
+        LOAD_INPUTS(0);
+        MULTIPLY;
+        LOAD_WEIGHTS(0);
+    } else {
+        LOAD_INPUTS(0);
+    }
+    MULTIPLY;
+}
+
+// Products with one block of tokens, in two sums each, since one could not take them as fast as they come: tiles 0 and 1, 2 and 3.
+static inline __attribute__((always_inline)) void multiply_one(const char *weights, const char *first, const int64_t parts) {
+    LOAD_WEIGHTS(0);
+    _tile_loadd(6, first + 2 * TILE_BYTES, 64);
+    MULTIPLY_ONE(0, 1, 6);
+    _tile_loadd(7, first + TILE_BYTES, 64);
+    MULTIPLY_ONE(2, 3, 7);
+    _tile_loadd(6, first, 64);
+    MULTIPLY_ONE(0, 1, 6);
+    if (parts == 2) {
+        LOAD_WEIGHTS(1);
+        MULTIPLY_ONE(2, 3, 6);
+        MULTIPLY_ONE(0, 1, 7);
+    }
+}
+
+// Multiply a strip with 16 tokens, or 32 when there is a `second` block, to [2 token blocks][2 halves] tiles of `sums`.
+// Meanwhile the next strip is unpacked, on the units that tiles leave idle.
 static inline __attribute__((always_inline)) void multiply_strip(
-    const char *weights, const char *first, const char *second, int64_t steps, float *sums, const int both, const int64_t parts) {
+    const tile_product *p, const char *weights, const char *first, const char *second, float *sums, unpacking *next,
+    const int64_t kind, const int64_t parts) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t step = 0; step < steps; step++) {
-        LOAD_WEIGHTS(0);
-        LOAD_INPUTS(2, both);
-        MULTIPLY(both);
-        LOAD_INPUTS(1, both);
-        MULTIPLY(both);
-        if (parts == 2) {
-            LOAD_WEIGHTS(1);
-            MULTIPLY(both);
-            LOAD_INPUTS(0, both);
-            MULTIPLY(both);
-            LOAD_WEIGHTS(0);
-        } else {
-            LOAD_INPUTS(0, both);
-        }
-        MULTIPLY(both);
-        weights += STEP_BYTES(parts);
-        first += INPUT_PARTS * TILE_BYTES;
-        second += INPUT_PARTS * TILE_BYTES;
+    for (int64_t step = 0; step < p->steps; step++, weights += STEP_BYTES(parts), first += INPUT_PARTS * TILE_BYTES) {
+        if (second) multiply_two(weights, first, second + step * INPUT_PARTS * TILE_BYTES, parts);
+        else multiply_one(weights, first, parts);
+        unpack_some(p, next, TILE, kind, parts);
     }
     _tile_stored(0, sums, 64);
     _tile_stored(1, sums + 256, 64);
-    if (both) _tile_stored(2, sums + 512, 64);
-    if (both) _tile_stored(3, sums + 768, 64);
+    _tile_stored(2, sums + 512, 64);
+    _tile_stored(3, sums + 768, 64);
+    if (!second)
+        for (int i = 0; i < 512; i += LANES) v_store(sums + i, v_add(v_load(sums + i), v_load(sums + 512 + i)));
 }
 
 // One tile of sums, rows of the matrix by tokens, goes to where tokens are rows.
@@ -201,32 +238,40 @@ static void write_tile(const tile_product *p, const float *sums, int64_t row, in
     }
 }
 
-static inline __attribute__((always_inline)) void strip_kind(
-    const tile_product *p, int64_t first, int64_t second, char *strip, const int64_t kind, const int64_t parts) {
+static int64_t strips(const matrix *w) { return (w->rows + 2 * TILE - 1) / (2 * TILE); }
+
+// Multiply strips from `begin` up to `end` with all tokens.
+static inline __attribute__((always_inline)) void multiply_strips(
+    const tile_product *p, int64_t begin, int64_t end, char *buffers, const int64_t kind, const int64_t parts) {
     float sums[4 * TILE * TILE] __attribute__((aligned(64)));
-    const int64_t block_bytes = p->steps * INPUT_PARTS * TILE_BYTES;
-    unpack_strip(p, first, second, strip, kind, parts);
-    WRITTEN;
-    for (int64_t token = 0; token < p->tokens; token += 2 * TILE) {
-        const char *inputs = p->inputs + token / TILE * block_bytes;
-        if (token + TILE < p->tokens) multiply_strip(strip, inputs, inputs + block_bytes, p->steps, sums, 1, parts);
-        else multiply_strip(strip, inputs, inputs, p->steps, sums, 0, parts);
-        for (int tile = 0; tile < 4; tile++)
-            write_tile(p, sums + tile * TILE * TILE, tile % 2 ? second : first, token + tile / 2 * TILE);
+    const int64_t block_bytes = p->steps * INPUT_PARTS * TILE_BYTES, strip_bytes = p->steps * STEP_BYTES(parts);
+    unpacking next = {begin * TILE, (strips(p->w) + begin) * TILE, 0, 0, buffers};
+    unpack_some(p, &next, TILE * p->steps, kind, parts);
+    for (int64_t number = begin; number < end; number++) {
+        const int64_t first = next.first, second = next.second;
+        const char *strip = next.strip;
+        const int64_t left = number + 1 < end ? 0 : TILE;  // after the last one there is nothing to unpack
+        next = (unpacking){first + TILE, second + TILE, left, 0, buffers + (number + 1 - begin) % 2 * strip_bytes};
+        WRITTEN;
+        for (int64_t token = 0; token < p->tokens; token += 2 * TILE) {
+            const char *inputs = p->inputs + token / TILE * block_bytes;
+            const char *beside = token + TILE < p->tokens ? inputs + block_bytes : NULL;
+            multiply_strip(p, strip, inputs, beside, sums, &next, kind, parts);
+            for (int tile = 0; tile < 4; tile++)
+                write_tile(p, sums + tile * TILE * TILE, tile % 2 ? second : first, token + tile / 2 * TILE);
+        }
     }
 }
 
-static int64_t strips(const matrix *w) { return (w->rows + 2 * TILE - 1) / (2 * TILE); }
-
-static void strip_item(void *context, int64_t item) {
+static void strips_item(void *context, int64_t item) {
     const tile_product *p = context;
-    char *strip = scratch(0, (size_t)(p->steps * STEP_BYTES(p->parts)));
-    if (!strip) abort();
-    const int64_t first = item * TILE, second = (strips(p->w) + item) * TILE;
+    char *buffers = scratch(0, (size_t)(2 * p->steps * STEP_BYTES(p->parts)));
+    if (!buffers) abort();
+    const int64_t all = strips(p->w), begin = item * STRIPS, end = begin + STRIPS < all ? begin + STRIPS : all;
     tiles_configure();
-    if (p->w->kind == HALF) strip_kind(p, first, second, strip, HALF, 2);
-    else if (p->w->kind == BFLOAT) strip_kind(p, first, second, strip, BFLOAT, 1);
-    else strip_kind(p, first, second, strip, INT8, 1);
+    if (p->w->kind == HALF) multiply_strips(p, begin, end, buffers, HALF, 2);
+    else if (p->w->kind == BFLOAT) multiply_strips(p, begin, end, buffers, BFLOAT, 1);
+    else multiply_strips(p, begin, end, buffers, INT8, 1);
     _tile_release();
 }
 
@@ -244,7 +289,7 @@ static void tile_linear(
         p.out = out + token * w->rows;
         p.tokens = tokens - token < pass ? tokens - token : pass;
         parallel(pack_item, &p, (p.tokens + TILE - 1) / TILE, threads);
-        parallel(strip_item, &p, strips(w), threads);
+        parallel(strips_item, &p, (strips(w) + STRIPS - 1) / STRIPS, threads);
     }
 }
 #endif
