@@ -1,47 +1,19 @@
-"""The decode service: assemble, serve, take apart."""
+"""The decode service as a process: what it was told, what it runs, how it ended."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import uvloop
 
-from services.decode.admission import Admission
-from services.decode.publisher import Publisher
-from services.decode.service import DecodeService
 from services.decode.settings import DecodeSettings
-from twostroke.cluster import Role
-from twostroke.rpc.gate import Gate
-from twostroke.rpc.process import exit_code
-from twostroke.rpc.server import Server, serving
+from twostroke.rpc.process import exit_code, importing
 from twostroke.settings import load_or_exit
-from twostroke.telemetry import Telemetry, telemetry
-from twostroke.worker.service import WorkerService
-from twostroke.worker.worker import Worker, started
-
-
-@asynccontextmanager
-async def assembled(settings: DecodeSettings, spans: Telemetry) -> AsyncIterator[tuple[Server, Worker]]:
-    """Serve inside the block; leaving it drains."""
-    async with started(settings) as worker, Publisher.running(worker, settings.publish_queue) as publisher:
-        gate = Gate(settings.server.max_calls)
-        admission = Admission(worker, publisher, recompute_tokens=settings.recompute_tokens)
-        services = (DecodeService(worker, admission, spans), WorkerService(worker, Role.DECODE, gate))
-        async with serving(settings.server, *services, gate=gate) as server:
-            yield server, worker
-
-
-async def run(settings: DecodeSettings) -> None:
-    """Serve until told to stop, then drain."""
-    with telemetry("decode", settings.telemetry) as spans:
-        async with assembled(settings, spans) as (_, worker):
-            await worker.until_told(settings.server)
 
 
 def main() -> int:
     """Run the service; answers the exit code of the process."""
     settings = load_or_exit(DecodeSettings, prog="twostroke-decode")
+    with importing():
+        from services.decode.assembly import run
     return exit_code(lambda: uvloop.run(run(settings)))
 
 

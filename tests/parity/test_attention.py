@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.backends import BACKENDS
+from tests.support.backends import BACKENDS, attention_bound
 from twostroke.engine.attention import AttentionShape
 from twostroke.engine.attention.reference import ReferenceAttention
 from twostroke.engine.backend import Backend
@@ -82,7 +82,8 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return BACKENDS[request.param]()
 
 
-def check(backend: Backend, case: Case, tolerance: float = 2e-6) -> None:
+def check(backend: Backend, case: Case) -> None:
+    tolerance = attention_bound(backend)
     ours, judges, batch = case.caches()
     attention, reference = backend.attention(ours, case.shape()), ReferenceAttention(judges, case.shape())
     plan, truth = attention.plan(batch), reference.plan(batch)
@@ -144,7 +145,7 @@ def test_chunks_longer_than_their_window_and_decodes_beyond_it_are_right(backend
 def test_heads_of_256_dimensions_with_a_scale_of_their_own_are_right(backend: Backend) -> None:
     spans, windows = ((0, 40), (70, 1), (33, 20)), (32, None)
     case = Case(group=4, kv_heads=1, width=256, page_tokens=16, spans=spans, seed=9, windows=windows, scale=168**-0.5)
-    check(backend, case, tolerance=4e-6)
+    check(backend, case)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

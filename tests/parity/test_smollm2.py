@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.backends import CPU
 from tests.support.forward import all_logits
 from tests.support.judge import rejections
 from tests.support.oracle import Oracle
+from twostroke.engine.backends.choice import Device, choose_backend
 from twostroke.engine.weights import LoadedModel, WeightMode, load_model, read_config
 
 TOKENS = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2]
@@ -33,7 +33,7 @@ def expected(folder: Path) -> dict[WeightMode, torch.Tensor]:
 
 @pytest.fixture(scope="module", params=WeightMode)
 def loaded(folder: Path, request: pytest.FixtureRequest) -> LoadedModel:
-    return load_model(folder / FILE, mode=request.param, backend=CPU)
+    return load_model(folder / FILE, mode=request.param, backend=choose_backend(Device.CPU, mode=request.param))
 
 
 def test_logits_equal_transformers(loaded: LoadedModel, expected: dict[WeightMode, torch.Tensor]) -> None:
@@ -42,8 +42,7 @@ def test_logits_equal_transformers(loaded: LoadedModel, expected: dict[WeightMod
 
 def test_chunks_score_as_a_whole(loaded: LoadedModel) -> None:
     whole, pieces = (all_logits(loaded, TOKENS, chunks=chunks) for chunks in ((), (16, 1, 33)))
-    # The packed kernels of f16 sum in another order for another number of rows: a little more than f32's do.
-    bound = 2e-4 if loaded.mode is WeightMode.F16 else 1e-4
+    bound = 1e-4 if loaded.mode is WeightMode.F32 else 1e-3  # many tokens of packed modes go to tiles
     torch.testing.assert_close(pieces, whole, atol=bound, rtol=0)
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import aiohttp
 
-from services.decode.__main__ import assembled as decode_service
+from services.decode.assembly import assembled as decode_service
 from services.decode.settings import DecodeSettings
-from services.kvstore.__main__ import assembled as kvstore_service
+from services.kvstore.assembly import assembled as kvstore_service
 from services.kvstore.settings import KvStoreSettings, StoreSettings
-from services.prefill.__main__ import assembled as prefill_service
+from services.prefill.assembly import assembled as prefill_service
 from services.prefill.settings import PrefillSettings
-from services.router.__main__ import Doors
-from services.router.__main__ import assembled as router_service
+from services.router.assembly import Doors
+from services.router.assembly import assembled as router_service
 from services.router.gateway.settings import GatewaySettings
 from services.router.settings import RouterSettings
 from tests.support.cluster import SERVER, tiny_model

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from services.kvstore.__main__ import assembled
+from services.kvstore.assembly import assembled
 from services.kvstore.settings import KvStoreSettings, StoreSettings
 from tests.support.storecalls import (
     SEAL,
@@ -192,7 +192,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize("module", ["services.kvstore.__main__", "twostroke.kv.client"])
+@pytest.mark.parametrize("module", ["services.kvstore.assembly", "twostroke.kv.client"])
 def test_node_and_lookups_need_neither_numpy_nor_torch(module: str) -> None:
     found = python(f"import sys, {module}\nprint({{'numpy', 'torch'}} & set(sys.modules))")
     assert found.stdout.strip() == "set()", found.stderr

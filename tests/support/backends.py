@@ -20,12 +20,12 @@ CPU = choose_backend(Device.CPU)
 _FEATURES = {"x86-64-v3": "avx2", "x86-64-v4": "avx512f"}
 
 
-def native_backend(processor: str = "native", *, threads: int = 1) -> NativeBackend:
+def native_backend(processor: str = "native", *, threads: int = 1, exact: bool = False) -> NativeBackend:
     """Our own kernels, compiled for a kind of processor; the test is skipped where they cannot be or cannot run."""
     if processor in _FEATURES and _FEATURES[processor] not in Path("/proc/cpuinfo").read_text():
         pytest.skip(f"this processor has no {_FEATURES[processor]}")
     try:
-        return NativeBackend(load_kernels(processor), threads=threads)
+        return NativeBackend(load_kernels(processor), threads=threads, exact=exact)
     except Unavailable as reason:
         pytest.skip(str(reason))
 
@@ -34,8 +34,14 @@ def native_backend(processor: str = "native", *, threads: int = 1) -> NativeBack
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
     "torch": lambda: TorchBackend(packs=has_packed_kernels()),
     "native": native_backend,
+    "native, exact": lambda: native_backend(exact=True),
     "native, two threads": lambda: native_backend(threads=2),
     "native, AVX2": lambda: native_backend("x86-64-v3"),
     "native, AVX-512": lambda: native_backend("x86-64-v4"),
     "flashinfer-emulated": emulated_backend,
 }
+
+
+def attention_bound(backend: Backend) -> float:
+    """How far attention may lie from float64, for inputs of unit size."""
+    return 5e-5 if isinstance(backend, NativeBackend) and backend.on_tiles else 4e-6

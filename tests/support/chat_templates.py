@@ -48,6 +48,25 @@ ROLE_TOKENS_CHAT = Chat(  # the name of a control token is put together from the
     None,
     "<|end|>",
 )
+GEMMA_CHAT = Chat(  # a system message goes to the head of the first turn; contents are trimmed
+    "gemma-3",
+    "{{ bos_token }}\n{%- if messages[0]['role'] == 'system' -%}\n    {%- if messages[0]['content'] is string -%}\n"
+    "        {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}\n    {%- else -%}\n"
+    "        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' -%}\n    {%- endif -%}\n"
+    "    {%- set loop_messages = messages[1:] -%}\n{%- else -%}\n    {%- set first_user_prefix = '' -%}\n"
+    "    {%- set loop_messages = messages -%}\n{%- endif -%}\n{%- for message in loop_messages -%}\n"
+    "    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}\n"
+    "        {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}\n"
+    "    {%- endif -%}\n    {%- if (message['role'] == 'assistant') -%}\n        {%- set role = 'model' -%}\n"
+    "    {%- else -%}\n        {%- set role = message['role'] -%}\n    {%- endif -%}\n"
+    "    {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else '') }}\n"
+    "    {%- if message['content'] is string -%}\n        {{ message['content'] | trim }}\n    {%- else -%}\n"
+    "        {{ raise_exception('Invalid content type') }}\n    {%- endif -%}\n    {{ '<end_of_turn>\n' }}\n"
+    "{%- endfor -%}\n{%- if add_generation_prompt -%}\n    {{'<start_of_turn>model\n'}}\n{%- endif -%}\n",
+    ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"),
+    "<bos>",
+    "<end_of_turn>",
+)
 TOOLS_CHAT = Chat(  # reads names, tools and arguments, and looks into contents
     "tools",
     "{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n' }}{% for tool in tools %}"
@@ -63,4 +82,4 @@ TOOLS_CHAT = Chat(  # reads names, tools and arguments, and looks into contents
     None,
     "<|im_end|>",
 )
-CHATS = (CHATML_CHAT, LLAMA3_CHAT, MISTRAL_CHAT, ROLE_TOKENS_CHAT, TOOLS_CHAT)
+CHATS = (CHATML_CHAT, LLAMA3_CHAT, MISTRAL_CHAT, ROLE_TOKENS_CHAT, GEMMA_CHAT, TOOLS_CHAT)

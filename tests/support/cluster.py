@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.decode.__main__ import assembled as decode_service
+from services.decode.assembly import assembled as decode_service
 from services.decode.settings import DecodeSettings
-from services.kvstore.__main__ import assembled as kvstore_service
+from services.kvstore.assembly import assembled as kvstore_service
 from services.kvstore.node import Node
 from services.kvstore.settings import KvStoreSettings, StoreSettings
-from services.prefill.__main__ import assembled as prefill_service
+from services.prefill.assembly import assembled as prefill_service
 from services.prefill.settings import PrefillSettings
-from services.router.__main__ import Doors
-from services.router.__main__ import assembled as router_service
+from services.router.assembly import Doors
+from services.router.assembly import assembled as router_service
 from services.router.gateway.settings import GatewaySettings
 from services.router.settings import DispatchSettings, RouterSettings
 from tests.support.tiny import write_tiny

@@ -46,6 +46,11 @@ class Oracle:
             parameter.data = rounded(exact, mode) if exact.ndim == 2 else exact
         return self
 
+    def save(self, folder: Path) -> Path:
+        """Write the model as transformers does; returns `folder`."""
+        self._model.save_pretrained(folder)
+        return folder
+
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """Score every position of `tokens`: float32 [n, vocab]."""
         with torch.no_grad():

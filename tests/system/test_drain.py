@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from services.router.__main__ import assembled as router_service
+from services.router.assembly import assembled as router_service
 from services.router.gateway.settings import GatewaySettings
 from services.router.settings import RouterSettings
 from tests.support.cluster import SERVER, Shape, started, tiny_model

@@ -100,9 +100,14 @@ def loaded_by(module: str) -> set[str]:
     return set(answer.stdout.split())
 
 
-@pytest.mark.parametrize("service", ["router", "kvstore"])
-def test_router_and_store_start_without_torch_and_numpy(service: str) -> None:
-    assert not loaded_by(f"services.{service}.__main__") & {"torch", "numpy", "gguf", "safetensors", "transformers"}
+@pytest.mark.parametrize("module", ["services.router.assembly", "services.kvstore.assembly", "twostroke.cli.up"])
+def test_router_store_and_launcher_start_without_torch_and_numpy(module: str) -> None:
+    assert not loaded_by(module) & {"torch", "numpy", "gguf", "safetensors", "transformers"}
+
+
+@pytest.mark.parametrize("service", ["prefill", "decode"])
+def test_a_worker_is_told_wrong_settings_before_it_loads_torch(service: str) -> None:
+    assert "torch" not in loaded_by(f"services.{service}.__main__")
 
 
 def test_the_client_needs_grpc_and_protobuf_only() -> None:
@@ -116,7 +121,7 @@ def test_the_client_needs_grpc_and_protobuf_only() -> None:
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_service_has_the_same_floor_plan(service: str) -> None:
     folder = ROOT / "services" / service
-    assert {path.name for path in folder.glob("*.py")} >= {"__main__.py", "settings.py", "service.py"}
+    assert {path.name for path in folder.glob("*.py")} >= {"__main__.py", "assembly.py", "settings.py", "service.py"}
 
 
 def test_services_is_a_namespace_so_that_it_shadows_nobody() -> None:

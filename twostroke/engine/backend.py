@@ -5,14 +5,13 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import Tensor
-
-from twostroke.engine.matrix import Matrix
-
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from twostroke.engine.attention import AttentionBackend, AttentionShape
     from twostroke.engine.cache import KvCache
+    from twostroke.engine.matrix import Matrix
 
 
 class Activation(enum.StrEnum):

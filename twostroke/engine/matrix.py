@@ -35,11 +35,14 @@ class Matrix:
         values: [N, K] in float32, float16, bfloat16 or int8, contiguous.
         scales: float32 [N] with int8, else None; the number at [n, k] is scales[n] * values[n, k].
         bias: float32 [N], or None.
+        in_huge_pages: whether `values` lie where a CPU reads them fastest, maybe shared with other processes, so that
+            there is nothing to gain from a copy.
     """
 
     values: Tensor
     scales: Tensor | None = None
     bias: Tensor | None = None
+    in_huge_pages: bool = False
 
     def dense(self) -> Tensor:
         """Return the numbers as float32 [N, K]: exactly, but for int8, whose products float32 rounds once."""

@@ -27,8 +27,8 @@ CLIENT_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 100),  # how late a worker that comes up is noticed
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # what one attempt may take, for all that its name says
     ("grpc.use_local_subchannel_pool", 1),  # a replaced worker must not inherit an old connection's back-off
 )
 SERVER_OPTIONS = (

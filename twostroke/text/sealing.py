@@ -83,7 +83,7 @@ def _sealed_model(model: Document, names: dict[str, str]) -> Document:
 
 def _touches(merge: str | list[str], names: dict[str, str]) -> bool:
     parts = merge.split(" ") if isinstance(merge, str) else merge
-    return "".join(parts) in names or any(part in names for part in parts)
+    return not names.keys().isdisjoint((*parts, "".join(parts)))
 
 
 def _try(raw: bytes, added: list[Document]) -> None:

@@ -20,15 +20,14 @@ def sentencepiece_document(metadata: GgufMetadata, entries: Entries) -> Document
 
     Raises:
         ModelError: the scores are missing, or bytes without a piece of their own.
-        UnsupportedModel: the file asks for a normalization that is not done here.
+        UnsupportedModel: the file asks for a normalization that is not done here, or merging makes an unused piece.
     """
     scores = metadata.numbers("tokenizer.ggml.scores")
     if scores is None or len(scores) != len(entries.pieces):
         raise ModelError("the GGUF file has no tokenizer.ggml.scores, or not one for each entry")
     if metadata.flag("tokenizer.ggml.remove_extra_whitespaces"):
         raise UnsupportedModel("tokenizer.ggml.remove_extra_whitespaces is not supported")
-    if Kind.UNUSED in entries.kinds:
-        raise UnsupportedModel("a GGUF vocabulary with unused pieces is not supported")
+    _refuse_unused_that_arise(entries)
     entries = _with_plain_spaces(entries)
     vocabulary = {piece: id_ for id_, piece in enumerate(entries.pieces)}
     bytes_ = entries.ids_of(Kind.BYTE)
@@ -61,6 +60,15 @@ def sentencepiece_document(metadata: GgufMetadata, entries: Entries) -> Document
 def adds_space_prefix(metadata: GgufMetadata) -> bool:
     """Say whether a text begins with a space that is not its own; files that are silent mean yes."""
     return metadata.flag("tokenizer.ggml.add_space_prefix") is not False
+
+
+def _refuse_unused_that_arise(entries: Entries) -> None:
+    """Let pass what only fills the vocabulary up; SentencePiece splits an unused piece again once it has made it."""
+    unused = {entries.pieces[id_] for id_ in entries.ids_of(Kind.UNUSED)}
+    known = unused | {entries.pieces[id_] for id_ in entries.ids_of(Kind.NORMAL)}
+    for piece in sorted(unused):
+        if len(piece) == 1 or any({piece[:cut], piece[cut:]} <= known for cut in range(1, len(piece))):
+            raise UnsupportedModel(f"the unused piece {piece!r} of the GGUF vocabulary can arise from others")
 
 
 def _with_plain_spaces(entries: Entries) -> Entries:

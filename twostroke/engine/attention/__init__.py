@@ -6,11 +6,12 @@ Import a backend from its own module, so that none is loaded that is not used.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from twostroke.engine.batch import Batch
+    from twostroke.engine.batch import Batch
 
 Plan = Any  # what a backend's `plan` returned; only the same backend's `attend` looks inside
 

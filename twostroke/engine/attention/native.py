@@ -18,8 +18,8 @@ from twostroke.engine.native.library import BFLOAT, FLOAT, HALF, CAttention, CCa
 Ints = npt.NDArray[np.int64]
 
 _KINDS = {torch.float32: FLOAT, torch.float16: HALF, torch.bfloat16: BFLOAT}
-_MOST_ROWS, _MOST_DIM, _LANES = 128, 256, 16  # of one item, as in kernels/attention.h
-_MOST_QUERIES = 32
+_MOST_ROWS, _MOST_DIM, _LANES = 256, 256, 16  # of one item, as in kernels/paged.h
+_ROWS, _ROWS_ON_TILES = 96, 192  # what pays: keys are prepared once for all rows of an item, whose sums stay in cache
 
 
 def can_attend(shape: AttentionShape) -> bool:
@@ -33,7 +33,7 @@ class NativePlan:
     """What is the same for all layers of a step; the batch stays alive with it, since the kernels point into it."""
 
     batch: Batch
-    items: Tensor  # int32 [n, 5], as in kernels/attention.h
+    items: Tensor  # int32 [n, 5], as in kernels/paged.h
     described: CAttention
     address: int
     slot_page: int
@@ -41,12 +41,13 @@ class NativePlan:
 
 
 class NativeAttention:
-    """An AttentionBackend over a KvCache in the memory of this process."""
+    """An AttentionBackend over a KvCache in the memory of this process; on `tiles`, chunks keep 16 bits of a number."""
 
-    def __init__(self, cache: KvCache, shape: AttentionShape, library: Library, threads: int) -> None:
+    def __init__(self, cache: KvCache, shape: AttentionShape, library: Library, threads: int, *, tiles: bool) -> None:
         form = cache.format
         self._library, self._threads, self._shape = library, threads, shape
         self._data = cache.data
+        self._tiles = tiles
         self._cache = CCache(
             pages=cache.data.data_ptr(),
             page_bytes=form.block_bytes,
@@ -59,7 +60,7 @@ class NativeAttention:
         )
         self._cache_address = ctypes.addressof(self._cache)
         self._group = shape.heads // shape.kv_heads
-        self._queries = min(_MOST_QUERIES, _MOST_ROWS // self._group)
+        self._queries = max(1, (_ROWS_ON_TILES if self._tiles else _ROWS) // self._group)
 
     def plan(self, batch: Batch) -> NativePlan:
         """Cut the batch into items: one key-value head and a few neighbouring queries of one segment each."""
@@ -71,6 +72,7 @@ class NativeAttention:
             kv_indices=batch.kv_indices.data_ptr(),
             kv_last_page_len=batch.kv_last_page_len.data_ptr(),
             items=items.data_ptr(),
+            tiles=self._tiles,
         )
         return NativePlan(
             batch=batch,

@@ -38,7 +38,7 @@ def choose_backend(device: Device, *, mode: WeightMode | None = None, threads: i
             if device is Device.CUDA:
                 raise
             _log.info("the CPU computes: %s", reason)
-    return _on_cpu(threads)
+    return _on_cpu(threads, exact=mode is WeightMode.F32)
 
 
 def default_mode(backend: Backend) -> WeightMode:
@@ -51,10 +51,10 @@ def usable_processors() -> int:
     return min(_MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def _on_cpu(threads: int) -> Backend:
+def _on_cpu(threads: int, *, exact: bool) -> Backend:
     """Take our own kernels, or torch's with one line that says why."""
     try:
-        return NativeBackend(load_kernels(), threads=threads)
+        return NativeBackend(load_kernels(), threads=threads, exact=exact)
     except Unavailable as reason:
         _log.warning("torch computes instead of the faster kernels: %s", reason)
         return TorchBackend(packs=has_packed_kernels())

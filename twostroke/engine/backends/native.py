@@ -26,11 +26,12 @@ _BLAS_PAYS = 48  # tokens from which float32 BLAS beats our vectors, where there
 
 
 class NativeLinear:
-    """A matrix as it is stored, in huge pages."""
+    """A matrix as it is stored, in huge pages: its own, or those of a file that workers share."""
 
     def __init__(self, matrix: Matrix, library: Library, memory: HugePages, threads: int) -> None:
         self._library, self._threads = library, threads
-        self._values, self._scales, self._bias = memory.place(matrix.values), matrix.scales, matrix.bias
+        self._values = matrix.values if matrix.in_huge_pages else memory.place(matrix.values)
+        self._scales, self._bias = matrix.scales, matrix.bias
         self._rows, self._columns = matrix.values.shape
         described = CMatrix(
             values=self._values.data_ptr(),
@@ -69,17 +70,22 @@ class NativeLinear:
 class NativeBackend(TorchBackend):
     """A Backend in float32 on the CPU; matrices of mode f32 stay with BLAS.
 
+    Attributes:
+        on_tiles: whether chunks attend on AMX tiles, which keep 16 bits of a number, as packed matrices do.
+
     Args:
         library: the kernels.
         threads: of one operation.
+        exact: keep all bits of float32 in attention too, as mode f32 does in its products.
     """
 
     name = "native"
 
-    def __init__(self, library: Library, *, threads: int) -> None:
+    def __init__(self, library: Library, *, threads: int, exact: bool = False) -> None:
         super().__init__(packs=False)
         self._library = library
         self._threads = threads
+        self.on_tiles = library.has_tiles and not exact
         self._memory = HugePages()
 
     def linear(self, matrix: Matrix) -> Linear:
@@ -116,5 +122,5 @@ class NativeBackend(TorchBackend):
     def attention(self, cache: KvCache, shape: AttentionShape) -> AttentionBackend:
         """Attend over pages in place, or by torch where the heads have an odd form."""
         if can_attend(shape):
-            return NativeAttention(cache, shape, self._library, self._threads)
+            return NativeAttention(cache, shape, self._library, self._threads, tiles=self.on_tiles)
         return super().attention(cache, shape)

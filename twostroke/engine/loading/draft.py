@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from twostroke.engine.loading.parts import Parts
-from twostroke.engine.loading.prepared import DTYPES, LENGTH, checksum, matrix_name, remove, sealed
+from twostroke.engine.loading.prepared import DTYPES, LENGTH, checksum, matrix_name, remove, seal_of
 from twostroke.engine.matrix import Matrix, WeightMode, stored_bytes
 
 _log = logging.getLogger(__name__)
 _LINE = 64  # bytes: parts start on cache lines
 _PAGE = 4_096
+_HUGE_PAGE = 1 << 21
 _ENTRY_BYTES = 512  # of a tensor in a header, beside its name: which stands in up to eight places, escaped
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -40,6 +41,7 @@ class Draft:
         self._start = -(-(LENGTH.size + header_bytes) // _PAGE) * _PAGE
         self._lock = threading.Lock()  # layers are read on several threads
         self._end = 0  # of the parts, from `_start`
+        self._values = _HugePages(descriptor, self._start)
         self._header: dict[str, object] = {}
         self._checksums: dict[str, str] = {}
         self._failure: OSError | None = None
@@ -50,11 +52,11 @@ class Draft:
         with self._lock:
             if self._failure is not None or name in self._header:
                 return
-            begin = self._place(name, _NAMES[tensor.dtype], list(tensor.shape), raw.size)
-        try:
-            _write(self._descriptor, raw.data, self._start + begin)
-        except OSError as error:
-            self._failure = error
+            try:
+                self._place(name, _NAMES[tensor.dtype], list(tensor.shape), raw.size)
+                self._values.append(raw.data)
+            except OSError as error:
+                self._failure = error
         self._checksums[name] = checksum(raw)
 
     def publish(self) -> None:
@@ -63,12 +65,13 @@ class Draft:
         try:
             if self._failure is not None:
                 raise self._failure
+            self._values.finish()
             metadata = {
                 "identity": path.name,
                 "bytes": str(self._end),
                 "checksums": json.dumps(self._checksums, sort_keys=True),
             }
-            self._write_header({"__metadata__": metadata, **self._header})
+            self._write_header(metadata)
             os.fsync(self._descriptor)
             self._path.rename(path)
             _sync_folder(path.parent)
@@ -81,22 +84,54 @@ class Draft:
         remove(self._path, self._inode)
         os.close(self._descriptor)
 
-    def _place(self, name: str, dtype: str, shape: list[int], size: int) -> int:
+    def _place(self, name: str, dtype: str, shape: list[int], size: int) -> None:
         """Give the next bytes to a part; safetensors allows no gaps, so what aligns it is a part of its own."""
         if gap := -self._end % _LINE:
             self._header[f"gap.{self._end}"] = _entry("U8", [gap], self._end, gap)
             self._end += gap
-        begin = self._end
-        self._header[name] = _entry(dtype, shape, begin, size)
+            self._values.append(memoryview(bytes(gap)))
+        self._header[name] = _entry(dtype, shape, self._end, size)
         self._end += size
-        return begin
 
-    def _write_header(self, header: Mapping[str, object]) -> None:
+    def _write_header(self, metadata: Mapping[str, str]) -> None:
         room = self._start - LENGTH.size
-        text = sealed(header).encode()
+        seal = seal_of({"__metadata__": metadata, **self._header})
+        text = json.dumps({"__metadata__": {**metadata, "seal": seal}, **self._header}).encode()
         if len(text) > room:
             raise OSError(f"its header takes {len(text)} bytes, {room} were kept")
         _write(self._descriptor, memoryview(LENGTH.pack(room) + text.ljust(room)), 0)
+
+
+class _HugePages:
+    """Writes a file in pieces of whole huge pages, but for its beginning and its end.
+
+    A file system that knows large pages of its cache (ext4, xfs, btrfs) keeps each in one, and maps them as such: they
+    are read as fast as huge pages of a process's own.
+    """
+
+    def __init__(self, descriptor: int, start: int) -> None:
+        self._descriptor = descriptor
+        self._at = start // _HUGE_PAGE * _HUGE_PAGE
+        self._rest = bytearray(start - self._at)  # from there; less than a huge page
+
+    def append(self, raw: memoryview) -> None:
+        """Write what fills huge pages, and keep the rest for what follows. Raises OSError."""
+        if (room := _HUGE_PAGE - len(self._rest)) <= len(raw):
+            self._rest += raw[:room]
+            self.finish()
+            whole = (len(raw) - room) // _HUGE_PAGE * _HUGE_PAGE
+            self._write(raw[room : room + whole])
+            raw = raw[room + whole :]
+        self._rest += raw
+
+    def finish(self) -> None:
+        """Write what is left. Raises OSError."""
+        self._write(memoryview(self._rest))
+        self._rest = bytearray()
+
+    def _write(self, raw: memoryview) -> None:
+        _write(self._descriptor, raw, self._at)
+        self._at += len(raw)
 
 
 def _entry(dtype: str, shape: list[int], begin: int, size: int) -> dict[str, object]:

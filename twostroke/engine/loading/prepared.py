@@ -27,6 +27,7 @@ import xxhash
 from torch import Tensor
 
 from twostroke.engine.loading.checkpoint import Checkpoint
+from twostroke.engine.loading.mapped import in_huge_pages, map_file
 from twostroke.engine.loading.parts import on_threads
 from twostroke.engine.matrix import Matrix, WeightMode
 
@@ -74,11 +75,10 @@ def checksum(raw: Any) -> str:
     return xxhash.xxh3_64_hexdigest(raw)
 
 
-def sealed(header: Mapping[str, Any]) -> str:
-    """Write a header as JSON with its own checksum in `__metadata__`."""
-    open_seal = {**header, "__metadata__": {**header["__metadata__"], "seal": ""}}
-    seal = checksum(json.dumps(open_seal, sort_keys=True).encode())
-    return json.dumps({**header, "__metadata__": {**header["__metadata__"], "seal": seal}}, sort_keys=True)
+def seal_of(header: Mapping[str, Any]) -> str:
+    """Return the checksum of a header, whatever seal its `__metadata__` holds."""
+    unsealed = {**header, "__metadata__": {**header["__metadata__"], "seal": ""}}
+    return checksum(json.dumps(unsealed, sort_keys=True).encode())
 
 
 class PreparedFile:
@@ -86,6 +86,9 @@ class PreparedFile:
 
     It is locked (flock, shared) as long as the mapping lives: until this object and the last tensor taken from it are
     gone. A locked file is in use, and is not evicted.
+
+    Attributes:
+        in_huge_pages: whether tensors are read as fast as copies in huge pages, so that copies would be a waste.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,12 +109,11 @@ class PreparedFile:
             if not found.st_size:
                 raise Damaged("it is empty")
             self._inode = found.st_ino
-            # Private, so that a stray write could never reach the file. The mapping holds a duplicate of the
-            # descriptor, and with it the lock.
-            self._bytes = mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_COPY)
+            self._bytes = map_file(descriptor, found.st_size)  # keeps the descriptor open, and with it the lock
         finally:
             os.close(descriptor)
         self._parts = _read_header(self._bytes, path.name)
+        self.in_huge_pages = in_huge_pages(self._bytes)
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Return one tensor as a view of the mapping. Raises Damaged."""
@@ -125,8 +127,8 @@ class PreparedFile:
         return tensor.view(shape)
 
     def let_go(self) -> None:
-        """Give back the memory that reading took. What is still used comes back by itself, from the page cache."""
-        if hasattr(mmap, "MADV_DONTNEED"):
+        """Give back what was mapped to be copied. What is still used comes back by itself, from the page cache."""
+        if hasattr(mmap, "MADV_DONTNEED") and not self.in_huge_pages:
             self._bytes.madvise(mmap.MADV_DONTNEED)  # drops nothing of ours: these pages are never written to
 
     def discard(self, damage: Damaged) -> None:
@@ -154,7 +156,7 @@ def _read_header(raw: mmap.mmap, identity: str) -> dict[str, Part]:
         start = LENGTH.size + length
         header = json.loads(raw[LENGTH.size : start])
         metadata = header["__metadata__"]
-        if metadata["seal"] != json.loads(sealed(header))["__metadata__"]["seal"]:
+        if metadata["seal"] != seal_of(header):
             raise Damaged("its header is not the one that was written")
         if metadata["identity"] != identity:
             raise Damaged(f"it was made as {metadata['identity']}")
@@ -191,6 +193,7 @@ class PreparedParts:
             self._file.take(f"{name}.values", rows, columns),
             self._file.take(f"{name}.scales", rows) if self._mode is WeightMode.INT8 else None,
             self._file.take(f"{name}.bias", rows) if bias else None,
+            in_huge_pages=self._file.in_huge_pages,
         )
 
     def vector(self, name: str, size: int) -> Tensor:

@@ -51,6 +51,7 @@ class CAttention(Structure):
         ("items", c_void_p),
         ("window", c_int64),
         ("layer", c_int64),
+        ("tiles", c_int64),
         ("q", c_void_p),
         ("q_stride", c_int64),
         ("out", c_void_p),

@@ -1,55 +1,11 @@
 // Attention over pages in place: each page is read where it lies, scores never leave the cache of the core, and the
 // softmax is kept up to date block by block (FlashAttention, arXiv:2205.14135; online softmax, arXiv:1805.02867).
 #pragma once
-#include "matrix.h"
-#include "pool.h"
+#include <stdlib.h>
 
-#define FLOAT 3        // a fourth kind of number, beside those of a matrix
-#define BLOCK 64       // tokens that are scored at once
-#define MOST_ROWS 128  // queries times heads of one item
-#define MOST_DIM 256
-#define STRIP 4        // queries side by side
+#include "paged.h"
 
-typedef struct {
-    char *pages;
-    int64_t page_bytes, page_tokens, kv_heads, group, head_dim, kind;
-    float scale;
-} cache;
-
-typedef struct {
-    const cache *kv;
-    const int32_t *qo_indptr, *kv_indptr, *kv_indices, *kv_last_page_len;
-    const int32_t *items;  // [n, 5]: segment, first key-value head, heads, first query of the segment, queries
-    int64_t window;        // how many of the latest tokens a query sees; 0 is all
-    int64_t layer;
-    const float *q;
-    int64_t q_stride;
-    float *out;  // [T, heads, head_dim]
-} attention;
-
-static inline __attribute__((always_inline)) int64_t kind_bytes(int64_t kind) { return kind == FLOAT ? 4 : 2; }
-
-static inline __attribute__((always_inline)) vec v_load_number(const void *row, int64_t at, int64_t kind) {
-    return kind == FLOAT ? v_load((const float *)row + at) : v_load_value(row, at, kind);
-}
-
-static inline const char *token_row(const attention *a, const int32_t *pages, int64_t token, int64_t head, int64_t part) {
-    const cache *kv = a->kv;
-    int64_t row = ((a->layer * 2 + part) * kv->page_tokens + token % kv->page_tokens) * kv->kv_heads + head;
-    return kv->pages + pages[token / kv->page_tokens] * kv->page_bytes + row * kv->head_dim * kind_bytes(kv->kind);
-}
-
-static void append_row(const cache *kv, int64_t layer, int64_t part, int64_t page, int64_t offset, const float *from) {
-    const int64_t numbers = kv->kv_heads * kv->head_dim;
-    const int64_t row = (layer * 2 + part) * kv->page_tokens + offset;
-    char *to = kv->pages + page * kv->page_bytes + row * numbers * kind_bytes(kv->kind);
-    if (kv->kind == FLOAT) {
-        memcpy(to, from, (size_t)numbers * sizeof(float));
-        return;
-    }
-    for (int64_t i = 0; i < numbers; i++)
-        ((uint16_t *)to)[i] = kv->kind == HALF ? to_half(from[i]) : to_bfloat(from[i]);
-}
+#define STRIP 4  // queries side by side
 
 // Running softmax of each row: what was largest, what the weights sum to, and the weighted values.
 typedef struct {
@@ -190,17 +146,17 @@ static inline __attribute__((always_inline)) void add_strips(const attention *a,
 }
 
 static inline __attribute__((always_inline)) void attend_rows(
-    const attention *a, workspace *s, const int32_t *pages, int64_t head, int64_t rows, int64_t queries, const int64_t kind) {
-    const int64_t head_dim = a->kv->head_dim;
+    const attention *a, const piece *p, workspace *s, const int64_t kind) {
+    const int64_t head_dim = a->kv->head_dim, rows = p->rows;
     const int64_t end = s->to[rows - 1];
     for (int64_t start = s->from[0]; start < end; start += BLOCK) {
         const char *keys[BLOCK], *values[BLOCK];
         const int64_t count = end - start < BLOCK ? end - start : BLOCK;
         for (int64_t i = 0; i < count; i++) {
-            keys[i] = token_row(a, pages, start + i, head, 0);
-            values[i] = token_row(a, pages, start + i, head, 1);
+            keys[i] = token_row(a, p->pages, start + i, p->head, 0);
+            values[i] = token_row(a, p->pages, start + i, p->head, 1);
         }
-        if (queries == 1) {
+        if (p->queries == 1) {
             score_few(a, s, keys, values, count, rows, kind);
             for (int64_t row = 0; row < rows; row++) weigh(s, row, start, count, head_dim);
             add_few(a, s, values, count, rows, kind);
@@ -216,35 +172,27 @@ static inline __attribute__((always_inline)) void attend_rows(
     }
 }
 
-static void attend_item(void *context, int64_t number) {
-    const attention *a = context;
-    const cache *kv = a->kv;
+// Attend the rows of a piece with vectors.
+static void attend_by_vectors(const attention *a, const piece *p) {
+    const int64_t head_dim = a->kv->head_dim;
     static __thread workspace *kept;
     if (!kept && !(kept = aligned_alloc(64, (sizeof *kept + 63) / 64 * 64))) abort();
     workspace *s = kept;
-    const int32_t *item = a->items + 5 * number;
-    const int64_t segment = item[0], head = item[1], heads = item[2], first = item[3], queries = item[4];
-    const int64_t query = a->qo_indptr[segment] + first, per_query = heads * kv->group, rows = queries * per_query;
-    const int64_t pages = a->kv_indptr[segment + 1] - a->kv_indptr[segment];
-    const int64_t length = (pages - 1) * kv->page_tokens + a->kv_last_page_len[segment];
-    const int64_t position = length - (a->qo_indptr[segment + 1] - a->qo_indptr[segment]) + first;
-    for (int64_t row = 0; row < rows; row++) {
-        int64_t at = row / per_query;
-        s->queries[row] = a->q + (query + at) * a->q_stride + (head * kv->group + row % per_query) * kv->head_dim;
-        s->to[row] = position + at + 1;
-        s->from[row] = a->window && s->to[row] > a->window ? s->to[row] - a->window : 0;
+    for (int64_t row = 0; row < p->rows; row++) {
+        s->queries[row] = row_numbers(a, p, row);
+        s->to[row] = row_end(p, row);
+        s->from[row] = row_first(a, p, row);
         s->largest[row] = -INFINITY;
         s->total[row] = 0;
     }
-    memset(s->values, 0, (size_t)(rows * kv->head_dim) * sizeof(float));
-    const int32_t *table = a->kv_indices + a->kv_indptr[segment];
-    if (kv->kind == FLOAT) attend_rows(a, s, table, head, rows, queries, FLOAT);
-    else if (kv->kind == HALF) attend_rows(a, s, table, head, rows, queries, HALF);
-    else attend_rows(a, s, table, head, rows, queries, BFLOAT);
-    for (int64_t row = 0; row < rows; row++) {
-        const int64_t at = (query + row / per_query) * kv->kv_heads * kv->group + head * kv->group + row % per_query;
+    memset(s->values, 0, (size_t)(p->rows * head_dim) * sizeof(float));
+    if (a->kv->kind == FLOAT) attend_rows(a, p, s, FLOAT);
+    else if (a->kv->kind == HALF) attend_rows(a, p, s, HALF);
+    else attend_rows(a, p, s, BFLOAT);
+    for (int64_t row = 0; row < p->rows; row++) {
+        float *out = row_out(a, p, row);
         vec share = v_all(1.0f / s->total[row]);
-        for (int64_t d = 0; d < kv->head_dim; d += LANES)
-            v_store(a->out + at * kv->head_dim + d, v_mul(v_load(s->values + row * kv->head_dim + d), share));
+        for (int64_t d = 0; d < head_dim; d += LANES)
+            v_store(out + d, v_mul(v_load(s->values + row * head_dim + d), share));
     }
 }

@@ -3,9 +3,8 @@
 #include "matrix.h"
 #include "pool.h"
 
-#define FEW 4   // tokens of one pass over the weights
-#define SIDE 4      // rows of the matrix side by side
-#define AHEAD 1024  // bytes that are asked for early
+#define FEW 4  // tokens of one pass over the weights
+#define SIDE 4  // rows of the matrix side by side
 
 typedef struct {
     const matrix *w;

@@ -2,26 +2,29 @@
 // Tensors are row-major float32 unless a kind says otherwise; a stride counts numbers from one token to the next.
 #include "attention.h"
 #include "few.h"
+#include "pool.h"
 #include "rows.h"
-#include "tiles.h"
+#include "tile_attention.h"
+#include "tile_linear.h"
 
-#define TILES_PAY 8  // tokens from which tiles are faster
-
-static int use_tiles;
+// From how many tokens and rows tiles are faster: narrow weights are sooner bound by arithmetic.
+#define TOKENS_PAY(w) ((w)->kind == INT8 ? 8 : 12)
+#define ROWS_PAY 8
 
 // Prepare this process; returns whether many tokens are multiplied on tiles.
 int64_t twostroke_prepare(void) {
 #ifdef HAS_TILES
-    use_tiles = tiles_allowed();
+    return use_tiles = tiles_allowed();
+#else
+    return 0;
 #endif
-    return use_tiles;
 }
 
 // out [tokens, rows] = x [tokens, columns] times w, plus the bias; `add` joins it to what is there.
 void twostroke_linear(
     const matrix *w, const float *x, int64_t x_stride, float *out, int64_t tokens, int64_t add, int64_t threads) {
 #ifdef HAS_TILES
-    if (use_tiles && tokens >= TILES_PAY) {
+    if (use_tiles && tokens >= TOKENS_PAY(w)) {
         tile_linear(w, x, x_stride, out, tokens, add, threads);
         return;
     }
@@ -58,6 +61,18 @@ void twostroke_append(
         append_row(kv, layer, 0, slot_page[token], slot_offset[token], keys + token * keys_stride);
         append_row(kv, layer, 1, slot_page[token], slot_offset[token], values + token * values_stride);
     }
+}
+
+static void attend_item(void *context, int64_t number) {
+    const attention *a = context;
+    const piece p = piece_of(a, number);
+#ifdef HAS_TILES
+    if (use_tiles && p.rows >= ROWS_PAY && p.queries > 1 && a->tiles) {
+        attend_on_tiles(a, &p);
+        return;
+    }
+#endif
+    attend_by_vectors(a, &p);
 }
 
 // Attend every query of the items to its own past.

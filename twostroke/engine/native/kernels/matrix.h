@@ -2,6 +2,8 @@
 #pragma once
 #include "vector.h"
 
+#define AHEAD 1024  // bytes that are asked for early
+
 enum { HALF = 0, BFLOAT = 1, INT8 = 2 };
 
 typedef struct {

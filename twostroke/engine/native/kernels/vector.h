@@ -108,6 +108,20 @@ static inline vec v_exp(vec a) {
 #endif
 }
 
+#if LANES == 16
+// 2^a to two units in the last place, for a <= 127; below -150 it is zero, at -inf too. The polynomial has the least relative
+// error on [-1/2, 1/2].
+static inline vec v_exp2(vec a) {
+    const vec clamped = v_max(a, v_all(-200.0f)), r = _mm512_reduce_ps(clamped, 0);
+    vec p = v_all(1.32647e-3f);
+    p = v_fma(p, r, v_all(9.67151e-3f));
+    p = v_fma(p, r, v_all(5.550734e-2f));
+    p = v_fma(p, r, v_all(2.4022242e-1f));
+    p = v_fma(p, r, v_all(6.9314698e-1f));
+    return _mm512_scalef_ps(v_fma(p, r, v_all(1.0f)), v_sub(clamped, r));
+}
+#endif
+
 // Turn a square of LANES by LANES numbers.
 static inline void v_transpose(vec square[LANES]) {
 #if LANES == 16

@@ -1,0 +1,91 @@
+// Pages of keys and values, and the pieces into which attention over them is cut.
+#pragma once
+#include "matrix.h"
+
+#define FLOAT 3        // a fourth kind of number, beside those of a matrix
+#define BLOCK 64       // tokens that are scored at once
+#define MOST_ROWS 256  // queries times heads of one item
+#define MOST_DIM 256
+
+typedef struct {
+    char *pages;
+    int64_t page_bytes, page_tokens, kv_heads, group, head_dim, kind;
+    float scale;
+} cache;
+
+typedef struct {
+    const cache *kv;
+    const int32_t *qo_indptr, *kv_indptr, *kv_indices, *kv_last_page_len;
+    const int32_t *items;  // [n, 5]: segment, first key-value head, heads, first query of the segment, queries
+    int64_t window;        // how many of the latest tokens a query sees; 0 is all
+    int64_t layer;
+    int64_t tiles;  // whether many queries may go to tiles, which keep 16 bits of a number
+    const float *q;
+    int64_t q_stride;
+    float *out;  // [T, heads, head_dim]
+} attention;
+
+static inline __attribute__((always_inline)) int64_t kind_bytes(int64_t kind) { return kind == FLOAT ? 4 : 2; }
+
+static inline __attribute__((always_inline)) vec v_load_number(const void *row, int64_t at, int64_t kind) {
+    return kind == FLOAT ? v_load((const float *)row + at) : v_load_value(row, at, kind);
+}
+
+static inline const char *token_row(const attention *a, const int32_t *pages, int64_t token, int64_t head, int64_t part) {
+    const cache *kv = a->kv;
+    int64_t row = ((a->layer * 2 + part) * kv->page_tokens + token % kv->page_tokens) * kv->kv_heads + head;
+    return kv->pages + pages[token / kv->page_tokens] * kv->page_bytes + row * kv->head_dim * kind_bytes(kv->kind);
+}
+
+static void append_row(const cache *kv, int64_t layer, int64_t part, int64_t page, int64_t offset, const float *from) {
+    const int64_t numbers = kv->kv_heads * kv->head_dim;
+    const int64_t row = (layer * 2 + part) * kv->page_tokens + offset;
+    char *to = kv->pages + page * kv->page_bytes + row * numbers * kind_bytes(kv->kind);
+    if (kv->kind == FLOAT) {
+        memcpy(to, from, (size_t)numbers * sizeof(float));
+        return;
+    }
+    for (int64_t i = 0; i < numbers; i++)
+        ((uint16_t *)to)[i] = kv->kind == HALF ? to_half(from[i]) : to_bfloat(from[i]);
+}
+
+// An item: rows are its queries, each with the heads that share its key-value heads.
+typedef struct {
+    const int32_t *pages;
+    int64_t head, query, queries;  // first key-value head; first query, of all
+    int64_t per_query, rows;
+    int64_t position;  // of the first query in its context
+} piece;
+
+static inline piece piece_of(const attention *a, int64_t number) {
+    const int32_t *item = a->items + 5 * number;
+    const int64_t segment = item[0], head = item[1], heads = item[2], first = item[3], queries = item[4];
+    const int64_t pages = a->kv_indptr[segment + 1] - a->kv_indptr[segment], per_query = heads * a->kv->group;
+    const int64_t length = (pages - 1) * a->kv->page_tokens + a->kv_last_page_len[segment];
+    return (piece){
+        .pages = a->kv_indices + a->kv_indptr[segment],
+        .head = head,
+        .query = a->qo_indptr[segment] + first,
+        .queries = queries,
+        .per_query = per_query,
+        .rows = queries * per_query,
+        .position = length - (a->qo_indptr[segment + 1] - a->qo_indptr[segment]) + first,
+    };
+}
+
+// Where a row's query lies among all queries and heads: q has strides, out has none.
+static inline int64_t row_query(const piece *p, int64_t row) { return p->query + row / p->per_query; }
+static inline int64_t row_head(const attention *a, const piece *p, int64_t row) { return p->head * a->kv->group + row % p->per_query; }
+static inline const float *row_numbers(const attention *a, const piece *p, int64_t row) {
+    return a->q + row_query(p, row) * a->q_stride + row_head(a, p, row) * a->kv->head_dim;
+}
+static inline float *row_out(const attention *a, const piece *p, int64_t row) {
+    return a->out + (row_query(p, row) * a->kv->kv_heads * a->kv->group + row_head(a, p, row)) * a->kv->head_dim;
+}
+
+// The tokens that a row sees: from the first up to the end.
+static inline int64_t row_end(const piece *p, int64_t row) { return p->position + row / p->per_query + 1; }
+static inline int64_t row_first(const attention *a, const piece *p, int64_t row) {
+    const int64_t end = row_end(p, row);
+    return a->window && end > a->window ? end - a->window : 0;
+}
