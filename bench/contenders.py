@@ -1,16 +1,18 @@
 """Who is measured: ourselves in each weight mode, vLLM, and llama.cpp with two files; their servers, as commands.
 
-Servers of one process get two threads; ours get what `twostroke up` gives its workers. Peers' other defaults stay,
-except where a default would keep them from the same work or slow it down.
+Ours get what `twostroke up` gives its workers; a peer's one process gets as many threads as one of our workers. Peers'
+other defaults stay, except where a default would keep them from the same work or slow it down.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +22,11 @@ import aiohttp
 from bench.client import FIRST_IDS, BadAnswer, Target
 from bench.peers import LLAMACPP_BINARIES, LLAMACPP_F16, VLLM_MODEL, VLLM_PYTHON, steps
 from bench.processes import Spawned, free_port, spawned
+from twostroke.engine.backends.choice import usable_processors
 from twostroke.engine.matrix import WeightMode
 from twostroke.launcher.models import find_model
 
+OURS = "twostroke"  # how our names begin
 START_SECONDS = 300.0
 ASK_AGAIN_SECONDS = 0.05
 FIRST_QUESTION = (FIRST_IDS.start - 1,)  # no other prompt begins like this
@@ -65,7 +69,7 @@ class Contender:
     @property
     def is_ours(self) -> bool:
         """Whether this is Twostroke."""
-        return self.name.startswith("twostroke")
+        return self.name.startswith(OURS)
 
 
 def ours(mode: WeightMode) -> Contender:
@@ -77,11 +81,11 @@ def ours(mode: WeightMode) -> Contender:
             *("--port", str(port), "--grpc-port", "0", "--state-directory", str(state)),
         )
 
-    return Contender(name=f"twostroke {mode.value}", command=command)
+    return Contender(name=f"{OURS} {mode.value}", command=command)
 
 
 def vllm() -> Contender:
-    """vLLM on two cores, float32."""
+    """vLLM for CPU, float32."""
 
     def command(port: int, _: Path) -> tuple[str, ...]:
         return (
@@ -90,9 +94,10 @@ def vllm() -> Contender:
             *("--max-model-len", str(CONTEXT), "--enforce-eager"),
         )
 
+    processors = sorted(os.sched_getaffinity(0))[: usable_processors()]
     environ = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, processors)),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
@@ -100,7 +105,7 @@ def vllm() -> Contender:
 
 
 def llamacpp(kind: str, model: Path, room: Room) -> Contender:
-    """llama.cpp's server on two threads.
+    """llama.cpp's server.
 
     Each slot has a cache of its own, which is reserved and cleared at the start: with one cache for all it starts
     faster and takes less memory, but decodes eight streams at two thirds of the rate.
@@ -109,8 +114,9 @@ def llamacpp(kind: str, model: Path, room: Room) -> Contender:
     def command(port: int, _: Path) -> tuple[str, ...]:
         return (
             *(str(LLAMACPP_BINARIES / "llama-server"), "--host", "127.0.0.1", "--port", str(port)),
-            *("--model", str(model), "--threads", "2", "--parallel", str(room.streams)),
-            *("--ctx-size", str(room.streams * room.tokens), "--no-kv-unified", "--cache-ram", "0"),
+            *("--model", str(model), "--threads", str(usable_processors())),
+            *("--parallel", str(room.streams), "--ctx-size", str(room.streams * room.tokens)),
+            *("--no-kv-unified", "--cache-ram", "0"),
         )
 
     return Contender(name=f"llama.cpp {kind}", command=command, fields={"timings_per_token": True})
@@ -126,6 +132,38 @@ def peers(room: Room = MANY_STREAMS) -> tuple[tuple[Contender, ...], tuple[str, 
     )
     present = tuple(contender for contender, needed in needs if needed <= done)
     return present, tuple(contender.name for contender, needed in needs if not needed <= done)
+
+
+def line_up(
+    modes: Sequence[WeightMode], room: Room, only: Sequence[str] = ()
+) -> tuple[tuple[Contender, ...], dict[str, str]]:
+    """Who is measured, ourselves first and who starts slowly last; and who is not, with the reason.
+
+    Args:
+        modes: of ours.
+        room: that peers must have.
+        only: words; when there are any, those take part whose name holds one of them.
+    """
+    present, absent = peers(room)
+    everyone = (*map(ours, modes), *sorted(present, key=lambda each: each.least_seconds))
+    left_out = dict.fromkeys(absent, "it is not here: `make peers` sets it up")
+    if only:
+        names = [*(each.name for each in everyone), *absent]
+        left_out |= {name: "others were asked for" for name in names if not any(word in name for word in only)}
+    return tuple(each for each in everyone if each.name not in left_out), left_out
+
+
+def part_of_name(word: str) -> str:
+    """Return a word that somebody's name holds.
+
+    Raises:
+        ArgumentTypeError: nobody's does.
+    """
+    present, absent = peers()
+    names = (*(ours(mode).name for mode in WeightMode), *(each.name for each in present), *absent)
+    if not any(word in name for name in names):
+        raise argparse.ArgumentTypeError(f"{word!r} is in no name of {', '.join(names)}")
+    return word
 
 
 @dataclass(frozen=True, slots=True)

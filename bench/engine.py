@@ -5,23 +5,20 @@ token ids, each prompt new from its first token on, greedy, exact lengths. Ours 
 starts. Medians of the rounds are compared. Beside that: ceilings of the machine, steps of an engine in this process at
 several contexts, what the host adds to a step, and running streams while a long prompt arrives (bench/mixed.py).
 
-The last line is JSON. Peers that `make peers` has not set up are left out, and so are their ratios.
+The last line is JSON. Peers that `make peers` has not set up are left out, and so are their ratios. A run that is cut
+leaves every figure that it had in the file of `--out`.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import time
 from collections.abc import Sequence
-from pathlib import Path
-
-import aiohttp
 
 from bench import inprocess, mixed
-from bench.client import BadAnswer, Prompts
-from bench.contenders import Contender, ours, peers
-from bench.figures import Figures, Ratio, emit, print_ratios
+from bench.client import Prompts
+from bench.contenders import MANY_STREAMS, OURS, Contender, line_up
+from bench.figures import Figures, Ratio
 from bench.inprocess import InProcess, show_ceilings, show_steps
 from bench.loads import (
     FULL,
@@ -32,61 +29,54 @@ from bench.loads import (
     Loads,
     decode_rate,
     first_ms,
-    others_cores,
     prefill_rate,
     visit,
     warn_if_disturbed,
 )
-from bench.processes import DidNotServe, run_to_end
+from bench.processes import run_to_end
+from bench.record import Record, add_shared
 from twostroke.engine.matrix import WeightMode
 
 MODES = (WeightMode.F16, WeightMode.INT8)
 PREFILL_AIMS = {256: 2.0, 1_024: 2.0, 4_096: 1.6}
 DECODE_AIMS = {8: 2.0, 16: 2.0, 32: 2.0}
-GEMM_AIM, BYTES_AIM, INT8_AIM, START_AIM, MEMORY_AIM, STEP_AIM = 0.7, 0.85, 1.1, 10.0, 1.0, 1.0
+GEMM_AIM, BYTES_AIM, INT8_AIM, START_AIM, MEMORY_AIM, STEP_AIM, HOST_AIM = 0.7, 0.85, 1.1, 10.0, 1.0, 1.0, 1.0
+HOST_MS = 3.0
 F16, INT8, VLLM = "twostroke f16", "twostroke int8", "vllm f32"
+HERE = "this process"
 
 
-async def rounds(contenders: Sequence[Contender], loads: Loads, deadline: float | None) -> Figures:
-    """Visit every contender in turn, again and again; one that fails is named and left out of that round.
+async def rounds(record: Record, contenders: Sequence[Contender], loads: Loads, deadline: float) -> None:
+    """Visit every contender in turn, again and again.
 
     Args:
+        record: takes the figures.
         contenders: who; they are visited in this order.
         loads: what each gets.
         deadline: on time.monotonic; what does not fit is left out.
     """
-    figures = Figures()
+    began = time.monotonic()
     for round_ in range(loads.rounds):
         for contender in contenders:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left < contender.least_seconds:
-                print(f"{contender.name} is left out: it does not fit into the time of this run", flush=True)
-                continue
-            print(f"round {round_ + 1} of {loads.rounds}: {contender.name}", flush=True)
-            try:
-                async with asyncio.timeout(left):
-                    figures.add(contender.name, await visit(contender, loads, Prompts(seed=round_)))
-            except* (DidNotServe, BadAnswer, aiohttp.ClientError) as failed:
-                print(f"  not measured: {failed.exceptions[0]}", flush=True)
-            except* TimeoutError:
-                print("  not measured: the time of this run is over", flush=True)
-    return figures
+            minutes = (time.monotonic() - began) / 60
+            print(f"round {round_ + 1} of {loads.rounds}, after {minutes:.1f} min: {contender.name}", flush=True)
+            await record.take(contender, visit(contender, loads, Prompts(seed=round_)), deadline)
 
 
 def show(figures: Figures, here: InProcess, loads: Loads, names: Sequence[str]) -> None:
-    """The tables: the machine, the servers with the bound of each rate, steps of an engine here."""
-    show_ceilings(here)
+    """A table of the servers' figures, with the bound of each rate."""
     bounds = {prefill_rate(length): here.prefill_bound(length) for length in loads.prompts}
     bounds |= {decode_rate(streams): here.decode_bound(streams) for streams in loads.streams}
     notes = {what: bound.note(figures.median(F16, what)) for what, bound in bounds.items()}
     lines = [line for length in loads.prompts for line in (prefill_rate(length), first_ms(length))]
     print("\nservers:")
     figures.print_medians(names, (*lines, *map(decode_rate, loads.streams), START, MEMORY, OTHERS), notes)
-    show_steps(here)
+    warn_if_disturbed(figures)
 
 
-def compare(figures: Figures, here: InProcess, modes: Sequence[str], others: Sequence[str]) -> dict[str, Ratio]:
-    """Ratios of what was measured; one that lacks a side is left out."""
+def compare(figures: Figures, here: InProcess, names: Sequence[str]) -> dict[str, Ratio]:
+    """Ratios of what was measured; one that lacks a side is left out. `names` are those of all contenders."""
+    modes, others = (F16, INT8), [name for name in names if not name.startswith(OURS)]
     found: dict[str, Ratio] = {}
 
     def add(name: str, mine: float | None, other: float | None, aim: float) -> None:
@@ -110,44 +100,47 @@ def compare(figures: Figures, here: InProcess, modes: Sequence[str], others: Seq
         found["our memory / vllm"] = Ratio(memory / theirs, MEMORY_AIM, "lower")
     longest = max(here.contexts)
     found[f"step growth to {longest} / byte growth"] = Ratio(here.step_growth(), STEP_AIM, "lower")
+    rows = max(here.host)
+    found[f"host's part of a step of {rows} / {HOST_MS:g} ms"] = Ratio(here.host[rows] / HOST_MS, HOST_AIM, "lower")
     return found
 
 
-async def run(told: argparse.Namespace) -> tuple[Figures, dict[str, Ratio]]:
-    """Measure everything, print tables, answer figures and ratios."""
+async def run(told: argparse.Namespace) -> Record:
+    """Measure everything and print tables on the way."""
     loads = QUICK if told.quick else FULL
-    deadline = None if loads.seconds is None else time.monotonic() + loads.seconds
-    present, absent = peers()
-    for name in absent:
-        print(f"{name} is not here and left out, with its ratios: `make peers` sets it up")
-    others = sorted(present, key=lambda each: each.least_seconds)
-    mine = [ours(mode) for mode in (*MODES, *((WeightMode.F32,) if told.f32 else ()))]
-    here = await inprocess.measure(quick=told.quick, profile=told.profile)
-    figures = await rounds((*mine, *others), loads, deadline)
-    modes = [ours(mode).name for mode in MODES]
-    show(figures, here, loads, [each.name for each in (*mine, *others)])
-    warn_if_disturbed(figures)
-    found = compare(figures, here, modes, [each.name for each in others])
+    deadline = time.monotonic() + loads.seconds
+    modes = (*MODES, *((WeightMode.F32,) if told.f32 else ()))
+    contenders, left_out = line_up(modes, MANY_STREAMS, told.only)
+    names = [each.name for each in contenders]
+    limit = loads.seconds + (0 if told.quick else mixed.FULL.seconds)
+    print(f"plan, {limit / 60:.0f} min at most: {loads.rounds} x {', '.join(names)}", flush=True)
+    here = await inprocess.measure(quick=told.quick, profile=told.profile or not told.quick)
+
+    def conclude(figures: Figures) -> dict[str, Ratio]:
+        return compare(figures, here, names) | mixed.ratios(figures, [F16])
+
+    record = Record("engine", told.out, conclude)
+    for name, why in left_out.items():
+        record.leave_out(name, why)
+    record.add_all(HERE, here.figures())
+    show_ceilings(here)
+    show_steps(here)
+    await rounds(record, contenders, loads, deadline)
+    show(record.figures, here, loads, names)
     if not told.quick:
-        disturbed, more = await mixed.run(quick=False)
-        found |= more
-        figures.absorb(disturbed)
-    return figures, found
+        await mixed.run(record, told.only, quick=False)
+    return record
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="one round of fewer loads, in three minutes; no mixed load"
-    )
+    parser.add_argument("--quick", action="store_true", help="fewer loads, once, in three minutes; no mixed load")
     parser.add_argument("--f32", action="store_true", help="measure our f32 mode too")
-    parser.add_argument("--profile", action="store_true", help="print where the engine's thread spends its time")
-    parser.add_argument("--out", type=Path, help="file to write the result to, with every round")
+    parser.add_argument("--profile", action="store_true", help="print where a step's time goes in a quick run too")
+    add_shared(parser)
     told = parser.parse_args()
-    figures, found = run_to_end(run(told))
-    print_ratios(found)
-    emit("engine", found, told.out, figures, others_cores=round(others_cores(figures), 2))
+    run_to_end(run(told)).finish()
 
 
 if __name__ == "__main__":

@@ -39,11 +39,6 @@ class Figures:
         for what, value in figures.items():
             self._rounds[who, what].append(value)
 
-    def absorb(self, other: Figures) -> None:
-        """Take all rounds of other figures."""
-        for key, rounds in other._rounds.items():
-            self._rounds[key].extend(rounds)
-
     def median(self, who: str, what: str) -> float | None:
         """Over the rounds; None where it was not measured."""
         rounds = self._rounds.get((who, what))
@@ -101,12 +96,15 @@ def print_ratios(ratios: Mapping[str, Ratio]) -> None:
         print(f"{name:44}{ratio.value:>10.2f}{aim:>9}  {'' if ratio.met else 'not met'}".rstrip())
 
 
-def emit(
-    bench: str, ratios: Mapping[str, Ratio], out: Path | None, figures: Figures | None = None, **more: Any
-) -> None:
-    """Print the report as the last line; write it, with every round of `figures`, to `out` if that is given."""
-    told = report(bench, ratios, **more)
-    print(json.dumps(told))
+def write(path: Path, told: Mapping[str, Any]) -> None:
+    """Write a report; whoever reads meanwhile, or cuts this off, finds a whole one."""
+    beside = path.with_name(f"{path.name}.part")
+    beside.write_text(json.dumps(told, indent=1) + "\n")
+    beside.replace(path)
+
+
+def emit(told: Mapping[str, Any], out: Path | None, more: Mapping[str, Any] | None = None) -> None:
+    """Print a report as the last line; write it, with what is too long for a line, to `out` if that is given."""
+    print(json.dumps(told), flush=True)
     if out is not None:
-        rounds = {} if figures is None else {"rounds": figures.raw()}
-        out.write_text(json.dumps(told | rounds, indent=1) + "\n")
+        write(out, {**told, **(more or {})})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,6 @@ from twostroke.engine.matrix import WeightMode
 from twostroke.engine.weights import LoadedModel, load_model
 from twostroke.launcher.models import find_model
 
-THREADS = 2  # of the ceilings, and of a peer's server
 CONTEXTS = (128, 1_024, 4_096, 8_000)
 QUICK_CONTEXTS = (128, 1_024)
 BATCHES = (1, 8, 32)
@@ -42,13 +42,15 @@ class InProcess:
     """What was measured in this process.
 
     Attributes:
-        ceilings: of the machine.
+        threads: of a pass, as many as a worker has by default.
+        ceilings: of the machine, with one thread and with `threads`.
         weights_gb: 1e9 bytes a second at which our f16 kernel reads matrices.
         loaded: the packaged model, f16.
         contexts: milliseconds of a step of one stream, by tokens before it.
         host: milliseconds of a step of the tiny model, by rows.
     """
 
+    threads: int
     ceilings: Ceilings
     weights_gb: float
     loaded: LoadedModel
@@ -85,13 +87,27 @@ class InProcess:
         bytes_growth = (matrices + self.kv_bytes(long)) / (matrices + self.kv_bytes(short))
         return self.contexts[long] / self.contexts[short] / bytes_growth
 
+    def figures(self) -> Mapping[str, float]:
+        """All of it, by name."""
+        found = {f"step behind {context} tokens, ms": step for context, step in self.contexts.items()}
+        found |= {f"host's part of a step of {rows}, ms": step for rows, step in self.host.items()}
+        return found | {
+            "threads": float(self.threads),
+            "read, GB/s": max(self.ceilings.read_gb),
+            "f16 matrices read by our kernel, GB/s": self.weights_gb,
+            "f32 product, GFLOP/s": max(self.ceilings.gemm_f32),
+            "bf16 product, GFLOP/s": max(self.ceilings.gemm_bf16),
+            "int8 product, GOP/s": max(self.ceilings.gemm_int8),
+        }
+
 
 async def measure(*, quick: bool, profile: bool) -> InProcess:
     """Measure the machine, then an engine with the threads that a worker has by default."""
     print("ceilings of this machine", flush=True)
-    found = ceilings.measure(THREADS)
+    threads = usable_processors()
+    found = ceilings.measure(threads)
     torch.set_num_threads(1)
-    backend = choose_backend(Device.CPU, threads=usable_processors())
+    backend = choose_backend(Device.CPU, threads=threads)
     loaded = load_model(find_model(""), mode=WeightMode.F16, backend=backend)
     rate = ceilings.weights_gb(backend, loaded.config, loaded.mode)
     print("steps of an engine in this process", flush=True)
@@ -99,7 +115,7 @@ async def measure(*, quick: bool, profile: bool) -> InProcess:
     host = await steps.host_ms(steps.tiny_model(), BATCHES)
     if profile:
         print("\n".join(await steps.profile(loaded, rows=max(BATCHES))))
-    return InProcess(ceilings=found, weights_gb=rate, loaded=loaded, contexts=contexts, host=host)
+    return InProcess(threads=threads, ceilings=found, weights_gb=rate, loaded=loaded, contexts=contexts, host=host)
 
 
 def show_ceilings(here: InProcess) -> None:
@@ -111,15 +127,15 @@ def show_ceilings(here: InProcess) -> None:
         "bf16 product, GFLOP/s": most.gemm_bf16,
         "int8 product, GOP/s": most.gemm_int8,
     }
-    print(f"\nceilings, with one thread and with {THREADS}:")
+    print(f"\nceilings, with one thread and with {here.threads}:")
     for what, rates in rows.items():
         print(f"{what:30}" + "".join(f"{rate:10.1f}" for rate in rates))
-    print(f"our f16 kernel reads {here.weights_gb:.1f} GB/s with {usable_processors()} threads")
+    print(f"our f16 kernel reads {here.weights_gb:.1f} GB/s with {here.threads} threads")
 
 
 def show_steps(here: InProcess) -> None:
     """How a step grows with its context and its rows."""
-    print(f"\none stream, engine in this process, f16, {usable_processors()} threads:")
+    print(f"\none stream, engine in this process, f16, {here.threads} threads:")
     for context, step in here.contexts.items():
         megabytes = here.kv_bytes(context) / 1e6
         print(f"{context:6} tokens before it: {step:7.1f} ms a step, {megabytes:6.1f} MB of keys and values read")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from bench.client import Prompts, Target, steady_rate
@@ -25,17 +25,17 @@ class Loads:
         prompts: lengths, tokens.
         streams: how many at once.
         new_tokens: of each stream.
-        seconds: that all visits and what comes before them may take; None for no limit.
+        seconds: that all visits and what comes before them may take.
     """
 
     rounds: int
     prompts: tuple[int, ...]
     streams: tuple[int, ...]
     new_tokens: int
-    seconds: float | None = None
+    seconds: float
 
 
-FULL = Loads(rounds=3, prompts=(256, 1_024, 4_096), streams=(1, 4, 8, 16, 32), new_tokens=96)
+FULL = Loads(rounds=3, prompts=(256, 1_024, 4_096), streams=(1, 4, 8, 16, 32), new_tokens=96, seconds=1_500.0)
 QUICK = Loads(rounds=1, prompts=(256, 1_024), streams=(1, 8), new_tokens=48, seconds=140.0)
 
 
@@ -59,26 +59,24 @@ MEMORY = "peak memory, MB"
 OTHERS = "busy with others, cores"
 
 
-async def visit(contender: Contender, loads: Loads, prompts: Prompts) -> Mapping[str, float]:
-    """Start a server, put every load on it once, and end it; figures by name.
+async def visit(contender: Contender, loads: Loads, prompts: Prompts) -> AsyncGenerator[tuple[str, float], None]:
+    """Start a server, put every load on it once, and end it; yield each figure with its name as soon as it is there.
 
     Raises:
         DidNotServe: the server did not start.
         BadAnswer: an answer cannot be measured.
     """
-    figures: dict[str, float] = {}
     async with serving(contender) as server:
-        figures[START] = server.start_seconds
+        yield START, server.start_seconds
         await server.target.answer(prompts.take(64), 8)  # warms up
         for length in loads.prompts:
             seconds = await _first_seconds(server.target, length, prompts)
-            figures[first_ms(length)] = 1e3 * seconds
-            figures[prefill_rate(length)] = length / seconds
+            yield first_ms(length), 1e3 * seconds
+            yield prefill_rate(length), length / seconds
         for streams in loads.streams:
-            figures[decode_rate(streams)] = await _together(server.target, streams, loads.new_tokens, prompts)
-        figures[MEMORY] = server.spawned.peak_bytes / 1e6
-        figures[OTHERS] = server.spawned.others_cores()
-    return figures
+            yield decode_rate(streams), await _together(server.target, streams, loads.new_tokens, prompts)
+        yield MEMORY, server.spawned.peak_bytes / 1e6
+        yield OTHERS, server.spawned.others_cores()
 
 
 def others_cores(figures: Figures) -> float:

@@ -10,23 +10,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import aiohttp
 
 from bench.client import Answer, Arrival, BadAnswer, Prompts, Target
-from bench.contenders import LONG_PROMPT, Contender, ours, peers, serving
-from bench.figures import Figures, Ratio, emit, print_ratios
-from bench.loads import OTHERS, STREAM_PROMPT_TOKENS, others_cores, warn_if_disturbed
-from bench.processes import DidNotServe, run_to_end
+from bench.contenders import LONG_PROMPT, Contender, line_up, ours, serving
+from bench.figures import Figures, Ratio
+from bench.loads import OTHERS, STREAM_PROMPT_TOKENS, warn_if_disturbed
+from bench.processes import run_to_end
+from bench.record import Record, add_shared
 from twostroke.engine.matrix import WeightMode
 
 STREAMS = 8
-LONG_TOKENS = 6_000
-QUICK_TOKENS = 2_000
 RUNNING_TOKENS = 8  # of each stream: by then none waits for another's prompt any more
 IDLE_TOKENS = 64  # of each stream, before the long prompt is sent
 MOST_TOKENS = 1_900  # of each stream; all are left before that
@@ -36,6 +33,27 @@ IDLE_GAP, DURING_GAP = "p99 token gap idle, ms", "p99 token gap during, ms"
 LONG = "long prompt's first token, s"
 GROWTH = "during / idle"
 AIM = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How often to do it.
+
+    Attributes:
+        length: of the long prompt, tokens.
+        rounds: of ours.
+        peer_rounds: of those, with peers.
+        seconds: that all may take.
+    """
+
+    length: int
+    rounds: int
+    peer_rounds: int
+    seconds: float
+
+
+FULL = Plan(length=6_000, rounds=5, peer_rounds=1, seconds=600.0)
+QUICK = Plan(length=2_000, rounds=1, peer_rounds=1, seconds=140.0)
 
 
 @dataclass(slots=True)
@@ -66,6 +84,12 @@ def p99(values: Sequence[float]) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[98]
 
 
+def pauses(answers: Sequence[Answer], since: float, until: float) -> tuple[list[float], list[float]]:
+    """Seconds between chunks, and between tokens, of all streams, that overlap a time."""
+    chunks = [gap for answer in answers for gap in answer.chunk_gaps(since, until)]
+    return chunks, [gap for answer in answers for gap in answer.token_gaps(since, until)]
+
+
 @asynccontextmanager
 async def running(target: Target, prompts: Prompts) -> AsyncIterator[list[Stream]]:
     """Streams that decode for the length of the block; on entry each has shown its idle gaps."""
@@ -79,8 +103,8 @@ async def running(target: Target, prompts: Prompts) -> AsyncIterator[list[Stream
             task.cancel()
 
 
-async def disturb(contender: Contender, length: int, prompts: Prompts) -> Mapping[str, float]:
-    """Start a server, run the streams, send the long prompt; figures by name.
+async def disturb(contender: Contender, length: int, prompts: Prompts) -> AsyncGenerator[tuple[str, float], None]:
+    """Start a server, run the streams, send the long prompt; yield figures with their names.
 
     Raises:
         DidNotServe, BadAnswer: as a visit does.
@@ -90,39 +114,28 @@ async def disturb(contender: Contender, length: int, prompts: Prompts) -> Mappin
         await target.answer(prompts.take(64), 8)  # warms up
         async with running(target, prompts) as streams:
             since = max(stream.answer.time_of(RUNNING_TOKENS) for stream in streams)
-            sent = target.clock()
+            sent, before = target.clock(), [stream.answer for stream in streams]
             long = await target.answer(prompts.take(length), 1)
-            until = target.clock()
-            answers = [stream.answer for stream in streams]
-            others = server.spawned.others_cores()
-    idle = [pause for answer in answers for pause in answer.chunk_gaps(since, sent)]
-    during = [pause for answer in answers for pause in answer.chunk_gaps(sent, until)]
-    idle_gaps = [gap for answer in answers for gap in answer.token_gaps(since, sent)]
-    during_gaps = [gap for answer in answers for gap in answer.token_gaps(sent, until)]
-    return {
-        IDLE: 1e3 * p99(idle),
-        DURING: 1e3 * p99(during),
-        IDLE_GAP: 1e3 * p99(idle_gaps),
-        DURING_GAP: 1e3 * p99(during_gaps),
-        GROWTH: p99(during) / p99(idle),
-        LONG: long.first_seconds,
-        OTHERS: others,
-    }
+            until, answers = target.clock(), [stream.answer for stream in streams]
+        yield OTHERS, server.spawned.others_cores()
+    idle, idle_gaps = pauses(before, since, sent)
+    during, during_gaps = pauses(answers, sent, until)
+    yield IDLE, 1e3 * p99(idle)
+    yield DURING, 1e3 * p99(during)
+    yield IDLE_GAP, 1e3 * p99(idle_gaps)
+    yield DURING_GAP, 1e3 * p99(during_gaps)
+    yield GROWTH, p99(during) / p99(idle)
+    yield LONG, long.first_seconds
 
 
-async def measure(contenders: Sequence[Contender], rounds: int, peer_rounds: int, length: int) -> Figures:
+async def rounds(record: Record, contenders: Sequence[Contender], plan: Plan) -> None:
     """Disturb each in turn, peers in the first rounds only."""
-    figures = Figures()
-    for round_ in range(rounds):
+    deadline = time.monotonic() + plan.seconds
+    for round_ in range(plan.rounds):
         for contender in contenders:
-            if not contender.is_ours and round_ >= peer_rounds:
-                continue
-            print(f"mixed load, round {round_ + 1} of {rounds}: {contender.name}", flush=True)
-            try:
-                figures.add(contender.name, await disturb(contender, length, Prompts(seed=round_)))
-            except* (DidNotServe, BadAnswer, aiohttp.ClientError) as failed:
-                print(f"  not measured: {failed.exceptions[0]}", flush=True)
-    return figures
+            if contender.is_ours or round_ < plan.peer_rounds:
+                print(f"mixed load, round {round_ + 1} of {plan.rounds}: {contender.name}", flush=True)
+                await record.take(contender, disturb(contender, plan.length, Prompts(seed=round_)), deadline)
 
 
 def show(figures: Figures, names: Sequence[str], length: int) -> None:
@@ -138,28 +151,26 @@ def ratios(figures: Figures, ours_names: Sequence[str]) -> dict[str, Ratio]:
     return {name: Ratio(value, AIM, "lower") for name, value in found.items() if value is not None}
 
 
-async def run(*, quick: bool) -> tuple[Figures, dict[str, Ratio]]:
-    """Measure ourselves and the peers that are here, print, and answer the figures."""
-    present, absent = peers(LONG_PROMPT)
-    for name in absent:
-        print(f"{name} is not here: `make peers` sets it up")
-    mine = ours(WeightMode.F16)
-    length = QUICK_TOKENS if quick else LONG_TOKENS
-    contenders = (mine, *(each for each in present if not (quick and each.name.startswith("vllm"))))
-    figures = await measure(contenders, 1 if quick else 5, 1, length)
-    show(figures, [each.name for each in contenders], length)
-    return figures, ratios(figures, [mine.name])
+async def run(record: Record, only: Sequence[str], *, quick: bool) -> None:
+    """Measure ourselves and the peers that are here, and print a table."""
+    plan = QUICK if quick else FULL
+    contenders, left_out = line_up((WeightMode.F16,), LONG_PROMPT, only)
+    for name, why in left_out.items():
+        record.leave_out(name, why)
+    await rounds(record, contenders, plan)
+    show(record.figures, [each.name for each in contenders], plan.length)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round, a shorter prompt, without vLLM")
-    parser.add_argument("--out", type=Path, help="file to write the result to")
+    parser.add_argument("--quick", action="store_true", help="one round and a shorter prompt, in three minutes")
+    add_shared(parser)
     told = parser.parse_args()
-    figures, found = run_to_end(run(quick=told.quick))
-    print_ratios(found)
-    emit("mixed", found, told.out, figures, others_cores=round(others_cores(figures), 2))
+    mine = ours(WeightMode.F16).name
+    record = Record("mixed", told.out, lambda figures: ratios(figures, [mine]))
+    run_to_end(run(record, told.only, quick=told.quick))
+    record.finish()
 
 
 if __name__ == "__main__":

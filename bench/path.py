@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from bench.figures import Ratio, emit
+from bench.figures import Ratio, emit, report
 from bench.processes import run_to_end
 from bench.steps import request
 from twostroke.client import Client
@@ -162,7 +162,7 @@ def main() -> None:
     told = parser.parse_args()
     torch.set_num_threads(1)
     figures = run_to_end(measure(5 if told.quick else 15, told.port, told.state_directory))
-    emit("path", {name: Ratio(value, AIMS[name], "lower") for name, value in figures.items()}, told.out)
+    emit(report("path", {name: Ratio(value, AIMS[name], "lower") for name, value in figures.items()}), told.out)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.backends import CPU
+from tests.support.backends import BACKENDS, CPU
 from tests.support.forward import all_logits
+from tests.support.judge import rejections
 from tests.support.oracle import Oracle
 from tests.support.texts import corpus
 from twostroke.engine.weights import WeightMode, load_model, read_config
@@ -43,16 +44,26 @@ def oracle(path: Path) -> Oracle:
     return Oracle.gguf(path)
 
 
+@pytest.fixture(scope="module")
+def tokens(tokenizer: Tokenizer) -> list[int]:
+    text = "\n".join(corpus(300, controls=()))
+    return tokenizer.encode_prompt([Segment(text, False)])[: WINDOW + 60]
+
+
 @pytest.mark.parametrize("mode", WeightMode)
 def test_logits_of_chunks_equal_transformers_beyond_the_window(
-    path: Path, tokenizer: Tokenizer, oracle: Oracle, mode: WeightMode
+    path: Path, tokens: list[int], oracle: Oracle, mode: WeightMode
 ) -> None:
-    text = "\n".join(corpus(300, controls=()))
-    tokens = tokenizer.encode_prompt([Segment(text, False)])[: WINDOW + 60]
-    assert len(tokens) == WINDOW + 60
     expected = oracle.round(mode).logits(tokens)
-    found = all_logits(load_model(path, mode=mode, backend=CPU), tokens, chunks=(16, 1, 500, 1))
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
+    loaded = load_model(path, mode=mode, backend=BACKENDS["torch"]())
+    torch.testing.assert_close(all_logits(loaded, tokens, chunks=(16, 1, 500, 1)), expected, atol=1e-3, rtol=0)
+
+
+def test_greedy_tokens_of_the_usual_kernels_are_the_best_of_transformers(
+    path: Path, tokens: list[int], oracle: Oracle
+) -> None:
+    chosen = all_logits(load_model(path, mode=WeightMode.F16, backend=CPU), tokens).argmax(dim=-1).tolist()
+    assert not rejections(oracle.round(WeightMode.F16).logits(tokens), chosen, bound=2e-3)
 
 
 def test_ids_are_those_of_sentencepiece_and_llama_cpp(tokenizer: Tokenizer) -> None:

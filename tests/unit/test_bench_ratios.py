@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 from bench import steps
 from bench.ceilings import Ceilings, matrix_bytes
-from bench.contenders import peers
+from bench.contenders import MANY_STREAMS, line_up, part_of_name, peers
 from bench.engine import F16, INT8, VLLM, compare
 from bench.figures import Figures, Ratio
 from bench.inprocess import InProcess
 from bench.loads import MEMORY, START, decode_rate, prefill_rate
 from twostroke.engine.matrix import WeightMode
 
-Q4 = "llama.cpp Q4_1"
+Q4, F16_PEER = "llama.cpp Q4_1", "llama.cpp F16"
 
 
 @pytest.fixture(scope="module")
 def here() -> InProcess:
     return InProcess(
+        threads=2,
         ceilings=Ceilings(read_gb=(1.0, 2.0), gemm_f32=(3.0, 6.0), gemm_bf16=(0.0, 0.0), gemm_int8=(0.0, 0.0)),
         weights_gb=1.5,
         loaded=steps.tiny_model(),
@@ -37,12 +39,16 @@ def figures_of(**values: dict[str, float]) -> Figures:
 
 
 def ratios(figures: Figures, here: InProcess) -> dict[str, Ratio]:
-    return compare(figures, here, (F16, INT8), (VLLM, Q4))
+    return compare(figures, here, (F16, INT8, VLLM, Q4))
 
 
 def test_without_peers_only_bounds_are_compared(here: InProcess) -> None:
     figures = figures_of(**{F16: {prefill_rate(256): 100.0, decode_rate(8): 10.0, START: 1.0, MEMORY: 1.0}})
-    assert set(ratios(figures, here)) == {"f16 prefill 256 / f32 product bound", "step growth to 1024 / byte growth"}
+    assert set(ratios(figures, here)) == {
+        "f16 prefill 256 / f32 product bound",
+        "step growth to 1024 / byte growth",
+        "host's part of a step of 32 / 3 ms",
+    }
 
 
 def test_the_better_of_our_modes_is_held_against_the_best_peer(here: InProcess) -> None:
@@ -60,7 +66,24 @@ def test_a_peer_that_is_absent_takes_its_ratios_with_it_and_no_others(here: InPr
 
 def test_peers_that_were_not_set_up_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.peers.PEERS", tmp_path)
-    assert peers() == ((), (VLLM, Q4, "llama.cpp F16"))
+    assert peers() == ((), (VLLM, Q4, F16_PEER))
+    contenders, left_out = line_up((WeightMode.F16,), MANY_STREAMS)
+    assert [each.name for each in contenders] == [F16]
+    assert set(left_out) == {VLLM, Q4, F16_PEER}
+
+
+def test_only_those_who_are_asked_for_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.peers.PEERS", tmp_path)
+    contenders, left_out = line_up((WeightMode.F16, WeightMode.INT8), MANY_STREAMS, ["int8", "vllm"])
+    assert [each.name for each in contenders] == [INT8]
+    assert left_out[F16] == left_out[Q4] == "others were asked for"
+    assert "make peers" in left_out[VLLM]
+
+
+def test_a_word_that_is_in_nobodys_name_is_refused() -> None:
+    assert part_of_name("vllm") == "vllm"
+    with pytest.raises(argparse.ArgumentTypeError, match="in no name of twostroke"):
+        part_of_name("tensorrt")
 
 
 def test_few_streams_are_bound_by_bytes_and_many_by_products(here: InProcess) -> None:

@@ -101,7 +101,7 @@ class NativeBackend(TorchBackend):
         if x.dim() == 2 or x.is_contiguous():
             stride = x.stride(0) if x.dim() == 2 else size
             self._library.rms_norm(
-                x.data_ptr(), stride, weight.data_ptr(), epsilon, out.data_ptr(), x.numel() // size, size
+                x.data_ptr(), stride, weight.data_ptr(), epsilon, out.data_ptr(), x.numel() // size, size, self._threads
             )
             return out
         return super().rms_norm(x, weight, epsilon)
@@ -109,14 +109,14 @@ class NativeBackend(TorchBackend):
     def rotate(self, heads: Tensor, rotation: Tensor) -> None:
         """Rotate in place."""
         tokens, count, size = heads.shape
-        self._library.rotate(heads.data_ptr(), heads.stride(0), tokens, count, size, rotation.data_ptr())
+        self._library.rotate(heads.data_ptr(), heads.stride(0), tokens, count, size, rotation.data_ptr(), self._threads)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """Apply the activation to the first half and multiply by the second."""
         tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty((tokens, size))
         gelu = activation is Activation.GELU_TANH
-        self._library.gated(gate_up.data_ptr(), out.data_ptr(), tokens, size, gelu)
+        self._library.gated(gate_up.data_ptr(), out.data_ptr(), tokens, size, gelu, self._threads)
         return out
 
     def attention(self, cache: KvCache, shape: AttentionShape) -> AttentionBackend:

@@ -70,9 +70,11 @@ class Library:
         self._library = ctypes.CDLL(str(path))
         self.linear = self._function("linear", c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64)
         self.dense = self._function("dense", c_void_p, c_void_p)
-        self.rms_norm = self._function("rms_norm", c_void_p, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int64)
-        self.rotate = self._function("rotate", c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p)
-        self.gated = self._function("gated", c_void_p, c_void_p, c_int64, c_int64, c_int64)
+        self.rms_norm = self._function(
+            "rms_norm", c_void_p, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int64, c_int64
+        )
+        self.rotate = self._function("rotate", c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int64)
+        self.gated = self._function("gated", c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64)
         placed = (c_void_p, c_int64)  # numbers, and from one token to the next
         self.append = self._function("append", c_void_p, c_int64, *placed, *placed, c_void_p, c_void_p, c_int64)
         self.attend = self._function("attend", c_void_p, c_int64, c_int64)

@@ -41,16 +41,21 @@ void twostroke_dense(const matrix *w, float *out) {
 }
 
 void twostroke_rms_norm(
-    const float *x, int64_t x_stride, const float *weight, float epsilon, float *out, int64_t count, int64_t size) {
-    rms_norm(x, x_stride, weight, epsilon, out, count, size);
+    const float *x, int64_t x_stride, const float *weight, float epsilon, float *out, int64_t count, int64_t size,
+    int64_t threads) {
+    norm n = {x, x_stride, weight, epsilon, out, count, size, item_tokens(size)};
+    parallel(norm_item, &n, item_count(count, n.each), threads);
 }
 
-void twostroke_rotate(float *heads, int64_t stride, int64_t tokens, int64_t count, int64_t size, const float *turns) {
-    rotate(heads, stride, tokens, count, size, turns);
+void twostroke_rotate(
+    float *heads, int64_t stride, int64_t tokens, int64_t count, int64_t size, const float *turns, int64_t threads) {
+    rotation r = {heads, stride, tokens, count, size, turns, item_tokens(count * size)};
+    parallel(rotate_item, &r, item_count(tokens, r.each), threads);
 }
 
-void twostroke_gated(const float *gate_up, float *out, int64_t tokens, int64_t size, int64_t gelu) {
-    gated(gate_up, out, tokens, size, gelu);
+void twostroke_gated(const float *gate_up, float *out, int64_t tokens, int64_t size, int64_t gelu, int64_t threads) {
+    gate g = {gate_up, out, tokens, size, gelu, item_tokens(size)};
+    parallel(gate_item, &g, item_count(tokens, g.each), threads);
 }
 
 // Write keys and values of `tokens` into their pages, [kv_heads, head_dim] each.

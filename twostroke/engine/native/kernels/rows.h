@@ -1,29 +1,61 @@
 // What happens between products, token by token: norms, rotations, gates.
+// Many tokens are shared among threads, a few thousand numbers at a time.
 #pragma once
+#include "pool.h"
 #include "vector.h"
 
-// x / sqrt(mean(x^2) + epsilon) * weight for each of `count` vectors of `size` (arXiv:1910.07467).
-static void rms_norm(
-    const float *x, int64_t x_stride, const float *weight, float epsilon, float *out, int64_t count, int64_t size) {
-    for (int64_t i = 0; i < count; i++, x += x_stride, out += size) {
+#define ITEM_NUMBERS 16384
+
+// How many tokens of `size` numbers an item has, and how many items that makes.
+static inline int64_t item_tokens(int64_t size) { return size < ITEM_NUMBERS ? ITEM_NUMBERS / size : 1; }
+static inline int64_t item_count(int64_t tokens, int64_t each) { return (tokens + each - 1) / each; }
+static inline int64_t item_end(int64_t item, int64_t tokens, int64_t each) {
+    return (item + 1) * each < tokens ? (item + 1) * each : tokens;
+}
+
+typedef struct {
+    const float *x;
+    int64_t x_stride;
+    const float *weight;
+    float epsilon;
+    float *out;
+    int64_t count, size, each;
+} norm;
+
+// x / sqrt(mean(x^2) + epsilon) * weight for each vector (arXiv:1910.07467).
+static void norm_item(void *context, int64_t item) {
+    const norm *n = context;
+    const int64_t size = n->size;
+    for (int64_t i = item * n->each; i < item_end(item, n->count, n->each); i++) {
+        const float *x = n->x + i * n->x_stride;
+        float *out = n->out + i * size;
         vec squares = v_zero();
         int64_t k = 0;
         for (; k + LANES <= size; k += LANES) squares = v_fma(v_load(x + k), v_load(x + k), squares);
         float sum = v_sum(squares);
         for (int64_t rest = k; rest < size; rest++) sum += x[rest] * x[rest];
-        float factor = 1.0f / sqrtf(sum / (float)size + epsilon);
+        float factor = 1.0f / sqrtf(sum / (float)size + n->epsilon);
         for (k = 0; k + LANES <= size; k += LANES)
-            v_store(out + k, v_mul(v_mul(v_load(x + k), v_all(factor)), v_load(weight + k)));
-        for (; k < size; k++) out[k] = x[k] * factor * weight[k];
+            v_store(out + k, v_mul(v_mul(v_load(x + k), v_all(factor)), v_load(n->weight + k)));
+        for (; k < size; k++) out[k] = x[k] * factor * n->weight[k];
     }
 }
 
-// Turn pairs (i, i + size / 2) of each head by its token's angles: cosines, then sines (arXiv:2104.09864).
-static void rotate(float *heads, int64_t stride, int64_t tokens, int64_t count, int64_t size, const float *turns) {
-    const int64_t half = size / 2;
-    for (int64_t token = 0; token < tokens; token++, heads += stride, turns += size)
-        for (int64_t head = 0; head < count; head++) {
-            float *first = heads + head * size, *second = first + half;
+typedef struct {
+    float *heads;  // [tokens, count, size], tokens `stride` apart
+    int64_t stride, tokens, count, size;
+    const float *turns;  // [tokens, size]: cosines, then sines
+    int64_t each;
+} rotation;
+
+// Turn pairs (i, i + size / 2) of each head by its token's angles (arXiv:2104.09864).
+static void rotate_item(void *context, int64_t item) {
+    const rotation *r = context;
+    const int64_t size = r->size, half = size / 2;
+    for (int64_t token = item * r->each; token < item_end(item, r->tokens, r->each); token++) {
+        const float *turns = r->turns + token * size;
+        for (int64_t head = 0; head < r->count; head++) {
+            float *first = r->heads + token * r->stride + head * size, *second = first + half;
             int64_t k = 0;
             for (; k + LANES <= half; k += LANES) {
                 vec a = v_load(first + k), b = v_load(second + k), cos = v_load(turns + k), sin = v_load(turns + half + k);
@@ -36,6 +68,7 @@ static void rotate(float *heads, int64_t stride, int64_t tokens, int64_t count, 
                 second[k] = b * turns[k] + a * turns[half + k];
             }
         }
+    }
 }
 
 static inline vec v_sigmoid(vec a) {
@@ -50,15 +83,25 @@ static inline vec activated(vec a, int64_t gelu) {
     return v_mul(a, v_sigmoid(u));
 }
 
-// activation(gate) * up, with gate and up side by side in each token's 2 * size numbers.
-static void gated(const float *gate_up, float *out, int64_t tokens, int64_t size, int64_t gelu) {
-    for (int64_t token = 0; token < tokens; token++, gate_up += 2 * size, out += size) {
+typedef struct {
+    const float *gate_up;  // [tokens, 2 * size]
+    float *out;            // [tokens, size]
+    int64_t tokens, size, gelu, each;
+} gate;
+
+// activation(gate) * up, with gate and up side by side.
+static void gate_item(void *context, int64_t item) {
+    const gate *g = context;
+    const int64_t size = g->size;
+    for (int64_t token = item * g->each; token < item_end(item, g->tokens, g->each); token++) {
+        const float *gate_up = g->gate_up + token * 2 * size;
+        float *out = g->out + token * size;
         int64_t k = 0;
         for (; k + LANES <= size; k += LANES)
-            v_store(out + k, v_mul(activated(v_load(gate_up + k), gelu), v_load(gate_up + size + k)));
+            v_store(out + k, v_mul(activated(v_load(gate_up + k), g->gelu), v_load(gate_up + size + k)));
         for (; k < size; k++) {
             float lanes[LANES] = {gate_up[k]};
-            v_store(lanes, activated(v_load(lanes), gelu));
+            v_store(lanes, activated(v_load(lanes), g->gelu));
             out[k] = lanes[0] * gate_up[size + k];
         }
     }
