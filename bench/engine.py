@@ -46,21 +46,20 @@ F16, INT8, VLLM = "twostroke f16", "twostroke int8", "vllm f32"
 HERE = "this process"
 
 
-async def rounds(record: Record, contenders: Sequence[Contender], loads: Loads, deadline: float) -> None:
+async def rounds(record: Record, contenders: Sequence[Contender], loads: Loads, began: float) -> None:
     """Visit every contender in turn, again and again.
 
     Args:
         record: takes the figures.
         contenders: who; they are visited in this order.
         loads: what each gets.
-        deadline: on time.monotonic; what does not fit is left out.
+        began: the run, on time.monotonic; what does not fit into its time is left out.
     """
-    began = time.monotonic()
     for round_ in range(loads.rounds):
         for contender in contenders:
             minutes = (time.monotonic() - began) / 60
             print(f"round {round_ + 1} of {loads.rounds}, after {minutes:.1f} min: {contender.name}", flush=True)
-            await record.take(contender, visit(contender, loads, Prompts(seed=round_)), deadline)
+            await record.take(contender, visit(contender, loads, Prompts(seed=round_)), began + loads.seconds)
 
 
 def show(figures: Figures, here: InProcess, loads: Loads, names: Sequence[str]) -> None:
@@ -108,24 +107,24 @@ def compare(figures: Figures, here: InProcess, names: Sequence[str]) -> dict[str
 async def run(told: argparse.Namespace) -> Record:
     """Measure everything and print tables on the way."""
     loads = QUICK if told.quick else FULL
-    deadline = time.monotonic() + loads.seconds
+    began = time.monotonic()
     modes = (*MODES, *((WeightMode.F32,) if told.f32 else ()))
     contenders, left_out = line_up(modes, MANY_STREAMS, told.only)
     names = [each.name for each in contenders]
     limit = loads.seconds + (0 if told.quick else mixed.FULL.seconds)
-    print(f"plan, {limit / 60:.0f} min at most: {loads.rounds} x {', '.join(names)}", flush=True)
+    print(f"plan, {limit / 60:.1f} min at most: {loads.rounds} x {', '.join(names)}", flush=True)
     here = await inprocess.measure(quick=told.quick, profile=told.profile or not told.quick)
 
     def conclude(figures: Figures) -> dict[str, Ratio]:
         return compare(figures, here, names) | mixed.ratios(figures, [F16])
 
-    record = Record("engine", told.out, conclude)
+    record = Record("engine", here.loaded.model.backend.name, told.out, conclude)
     for name, why in left_out.items():
         record.leave_out(name, why)
     record.add_all(HERE, here.figures())
     show_ceilings(here)
     show_steps(here)
-    await rounds(record, contenders, loads, deadline)
+    await rounds(record, contenders, loads, began)
     show(record.figures, here, loads, names)
     if not told.quick:
         await mixed.run(record, told.only, quick=False)

@@ -130,7 +130,8 @@ def show_ceilings(here: InProcess) -> None:
     print(f"\nceilings, with one thread and with {here.threads}:")
     for what, rates in rows.items():
         print(f"{what:30}" + "".join(f"{rate:10.1f}" for rate in rates))
-    print(f"our f16 kernel reads {here.weights_gb:.1f} GB/s with {here.threads} threads")
+    backend = here.loaded.model.backend.name
+    print(f"our f16 kernel ({backend}) reads {here.weights_gb:.1f} GB/s with {here.threads} threads")
 
 
 def show_steps(here: InProcess) -> None:

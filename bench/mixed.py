@@ -21,6 +21,7 @@ from bench.figures import Figures, Ratio
 from bench.loads import OTHERS, STREAM_PROMPT_TOKENS, warn_if_disturbed
 from bench.processes import run_to_end
 from bench.record import Record, add_shared
+from twostroke.engine.backends.choice import Device, choose_backend
 from twostroke.engine.matrix import WeightMode
 
 STREAMS = 8
@@ -168,7 +169,7 @@ def main() -> None:
     add_shared(parser)
     told = parser.parse_args()
     mine = ours(WeightMode.F16).name
-    record = Record("mixed", told.out, lambda figures: ratios(figures, [mine]))
+    record = Record("mixed", choose_backend(Device.CPU).name, told.out, lambda figures: ratios(figures, [mine]))
     run_to_end(run(record, told.only, quick=told.quick))
     record.finish()
 

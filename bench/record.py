@@ -28,6 +28,7 @@ class Record:
 
     Attributes:
         bench: its name.
+        backend: that our engine takes on this machine; without a compiler it is a slower one.
         out: a file to write after every figure, whole each time; None for none.
         conclude: the ratios that follow from figures; one that lacks a side is not among them.
         figures: every round's.
@@ -35,6 +36,7 @@ class Record:
     """
 
     bench: str
+    backend: str
     out: Path | None
     conclude: Callable[[Figures], Mapping[str, Ratio]]
     figures: Figures = field(default_factory=Figures)
@@ -86,8 +88,12 @@ class Record:
         emit(self._report(), self.out, self._rounds(complete=True))
 
     def _report(self) -> dict[str, Any]:
-        disturbed = round(others_cores(self.figures), 2)
-        return report(self.bench, self.conclude(self.figures), left_out=self.left_out, others_cores=disturbed)
+        more = {
+            "backend": self.backend,
+            "left_out": self.left_out,
+            "others_cores": round(others_cores(self.figures), 2),
+        }
+        return report(self.bench, self.conclude(self.figures), **more)
 
     def _rounds(self, *, complete: bool) -> dict[str, Any]:
         return {"complete": complete, "rounds": self.figures.raw()}

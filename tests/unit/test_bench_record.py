@@ -28,7 +28,7 @@ def speed(figures: Figures) -> dict[str, Ratio]:
 
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
-    return Record("engine", tmp_path / "result.json", speed)
+    return Record("engine", "native", tmp_path / "result.json", speed)
 
 
 def written(record: Record) -> dict[str, Any]:
@@ -95,5 +95,6 @@ async def test_the_last_line_is_the_report_and_the_file_holds_every_round_too(
     record.finish()
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["ratios"]["speed"]["value"] == 3.0
+    assert last["backend"] == "native"
     assert last["left_out"] == {"a peer": "it is not here"}
     assert written(record) == last | {"complete": True, "rounds": {WHO.name: {"rate": [30.0]}}}

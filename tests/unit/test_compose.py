@@ -68,6 +68,13 @@ def test_only_those_that_map_the_arena_share_its_volume_and_it_is_large_enough()
     assert parse_bytes("size", size.removesuffix("m") + "MiB") > OPTIONS.arena_size
 
 
+def test_the_workers_share_one_cache_of_prepared_weights() -> None:
+    sharing = {name for name, service in SERVICES.items() if "cache:/cache" in service.get("volumes", ())}
+    assert sharing == {name for name, spec in SPECS.items() if spec.role.is_worker}
+    assert "cache" in COMPOSE["volumes"]
+    assert "ENV TWOSTROKE_CACHE=/cache" in (ROOT / "deploy" / "Dockerfile").read_text()
+
+
 def test_a_container_has_longer_to_stop_than_its_service_takes_to_drain() -> None:
     for name in SPECS:
         assert float(SERVICES[name]["stop_grace_period"].removesuffix("s")) > OPTIONS.drain_seconds

@@ -49,8 +49,8 @@ def allowed(matrix: Matrix, x: Tensor) -> Tensor:
 @settings(deadline=None, max_examples=150)
 @given(
     tokens=st.integers(1, 70),
-    rows=st.integers(1, 100),
-    columns=st.integers(1, 200),
+    rows=st.integers(1, 100) | st.sampled_from([32, 64, 192]),
+    columns=st.integers(1, 200) | st.sampled_from([64, 128]),
     mode=st.sampled_from(PACKED),
     processor=st.sampled_from(PROCESSORS),
     threads=st.sampled_from([1, 2]),
@@ -79,27 +79,34 @@ def test_any_product_is_as_near_to_float64_as_its_parts_allow(
     assert ((found.double() - expected).abs() <= allowed(matrix, x) + 1e-6 * before.abs() * add).all()
 
 
+@pytest.mark.parametrize("rows", [700, 704])
 @pytest.mark.parametrize("tokens", [1, 3, 8, 20, 300])
 @pytest.mark.parametrize("mode", PACKED)
-def test_a_matrix_of_a_real_size_multiplies_right(backend: NativeBackend, mode: WeightMode, tokens: int) -> None:
-    matrix, x = stored("w", drawn(700, 1_536), mode), drawn(tokens, 1_536, seed=1)
+def test_a_matrix_of_a_real_size_multiplies_right(
+    backend: NativeBackend, mode: WeightMode, tokens: int, rows: int
+) -> None:
+    matrix, x = stored("w", drawn(rows, 1_536), mode), drawn(tokens, 1_536, seed=1)
     assert ((backend.linear(matrix)(x).double() - exact(matrix, x)).abs() <= allowed(matrix, x)).all()
 
 
 @pytest.mark.parametrize("tokens", [1, 20])
-def test_weights_and_inputs_of_any_magnitude_keep_their_precision(backend: NativeBackend, tokens: int) -> None:
-    spread = 10.0 ** torch.arange(-9, 4)  # down to numbers that float16 holds as subnormals or zero
-    matrix = stored("w", drawn(13, 96) * spread[:, None], WeightMode.F16)
-    x = drawn(tokens, 96, seed=1) * 10.0 ** (torch.arange(tokens) % 7 - 3.0)[:, None]
+@pytest.mark.parametrize("mode", [WeightMode.F16, WeightMode.INT8])
+def test_weights_and_inputs_of_any_magnitude_keep_their_precision(
+    backend: NativeBackend, mode: WeightMode, tokens: int
+) -> None:
+    spread = 10.0 ** (torch.arange(32) % 13 - 9.0)  # down to numbers that float16 holds as subnormals or zero
+    matrix = stored("w", drawn(32, 128) * spread[:, None], mode)
+    x = drawn(tokens, 128, seed=1) * 10.0 ** (torch.arange(tokens) % 7 - 3.0)[:, None]
     assert ((backend.linear(matrix)(x).double() - exact(matrix, x)).abs() <= allowed(matrix, x)).all()
 
 
 @pytest.mark.parametrize("tokens", [1, 20])
+@pytest.mark.parametrize("mode", [WeightMode.F16, WeightMode.INT8])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_number_that_is_none_spoils_its_own_token_and_no_other(
-    backend: NativeBackend, tokens: int, bad: float
+    backend: NativeBackend, mode: WeightMode, tokens: int, bad: float
 ) -> None:
-    matrix, x = stored("w", drawn(40, 64), WeightMode.F16), drawn(tokens, 64, seed=1)
+    matrix, x = stored("w", drawn(64, 64), mode), drawn(tokens, 64, seed=1)
     x[-1, 5] = bad
     found = backend.linear(matrix)(x)
     assert not found[-1].isfinite().any()

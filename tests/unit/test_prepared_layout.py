@@ -28,10 +28,10 @@ from twostroke.engine.models.registry import FAMILIES
 # would be taken for good ones.
 CONTENTS = {
     1: {
-        WeightMode.F32: "",
-        WeightMode.F16: "",
-        WeightMode.BF16: "",
-        WeightMode.INT8: "",
+        WeightMode.F32: "9ec943dab9305803",
+        WeightMode.F16: "96df5009bb7984f1",
+        WeightMode.BF16: "fcc4d9476462a825",
+        WeightMode.INT8: "2f9d6f7392170508",
     }
 }
 

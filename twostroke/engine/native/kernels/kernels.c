@@ -5,11 +5,21 @@
 #include "pool.h"
 #include "rows.h"
 #include "tile_attention.h"
+#include "tile_integers.h"
 #include "tile_linear.h"
 
-// From how many tokens and rows tiles are faster: narrow weights are sooner bound by arithmetic.
-#define TOKENS_PAY(w) ((w)->kind == INT8 ? 8 : 12)
-#define ROWS_PAY 8
+#ifdef HAS_TILES
+#define ROWS_PAY 8  // rows of a piece from which tiles are faster
+
+// Multiply on tiles where these are faster, which is sooner for narrow weights; returns whether that was so.
+static int tiled(
+    const matrix *w, const float *x, int64_t x_stride, float *out, int64_t tokens, int64_t add, int64_t threads) {
+    const int whole = fits_integers(w);
+    if (!use_tiles || tokens < (whole ? 5 : w->kind == INT8 ? 8 : 12)) return 0;
+    (whole ? integer_linear : tile_linear)(w, x, x_stride, out, tokens, add, threads);
+    return 1;
+}
+#endif
 
 // Prepare this process; returns whether many tokens are multiplied on tiles.
 int64_t twostroke_prepare(void) {
@@ -24,10 +34,7 @@ int64_t twostroke_prepare(void) {
 void twostroke_linear(
     const matrix *w, const float *x, int64_t x_stride, float *out, int64_t tokens, int64_t add, int64_t threads) {
 #ifdef HAS_TILES
-    if (use_tiles && tokens >= TOKENS_PAY(w)) {
-        tile_linear(w, x, x_stride, out, tokens, add, threads);
-        return;
-    }
+    if (tiled(w, x, x_stride, out, tokens, add, threads)) return;
 #endif
     product p = {w, x, x_stride, out, w->rows, tokens, add, 0};
     few_product(&p, threads);

@@ -6,7 +6,7 @@
 
 #include "vector.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && LANES == 16
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && LANES == 16
 #define HAS_TILES 1
 #include <sys/syscall.h>
 #include <unistd.h>
