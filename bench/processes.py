@@ -113,7 +113,9 @@ def _pidfd(pid: int, open_files: ExitStack) -> list[int]:
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run a benchmark as `asyncio.run` does; SIGTERM unwinds it as Ctrl-C does, so that its servers end either way.
+    """Run a benchmark as `asyncio.run` does, but let Ctrl-C and SIGTERM unwind it, so that its servers end either way.
+
+    Both only cancel, however often they come: an exception in the middle of an ending would leave a server behind.
 
     Raises:
         SystemExit: it was interrupted.
@@ -121,12 +123,13 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
     async def unwinding() -> T:
         if (task := asyncio.current_task()) is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+            for stop in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(stop, task.cancel)
         return await work
 
     try:
         return asyncio.run(unwinding())
-    except (KeyboardInterrupt, asyncio.CancelledError):
+    except asyncio.CancelledError:
         raise SystemExit("interrupted; all servers were ended") from None
 
 

@@ -35,15 +35,16 @@ def is_alive(pid: int) -> bool:
     return state not in "XZ"
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-async def test_an_interrupted_benchmark_leaves_no_process_behind(how: signal.Signals) -> None:
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], 2 * [signal.SIGINT], 3 * [signal.SIGINT]])
+async def test_an_interrupted_benchmark_leaves_no_process_behind(signals: list[signal.Signals]) -> None:
     bench = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", BENCH), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     assert bench.stdout is not None
     servers = list(map(int, (await bench.stdout.readline()).split()))
     assert len(servers) == 2
-    bench.send_signal(how)
+    for each in signals:
+        bench.send_signal(each)
     _, said = await bench.communicate()
     assert said == b"interrupted; all servers were ended\n"
     assert bench.returncode == 1

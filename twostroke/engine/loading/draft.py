@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from twostroke.engine.loading.mapped import HUGE_PAGE_BYTES
 from twostroke.engine.loading.parts import Parts
 from twostroke.engine.loading.prepared import DTYPES, LENGTH, checksum, matrix_name, remove, seal_of
 from twostroke.engine.matrix import Matrix, WeightMode, stored_bytes
@@ -20,7 +21,6 @@ from twostroke.engine.matrix import Matrix, WeightMode, stored_bytes
 _log = logging.getLogger(__name__)
 _LINE = 64  # bytes: parts start on cache lines
 _PAGE = 4_096
-_HUGE_PAGE = 1 << 21
 _ENTRY_BYTES = 512  # of a tensor in a header, beside its name: which stands in up to eight places, escaped
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -111,15 +111,15 @@ class _HugePages:
 
     def __init__(self, descriptor: int, start: int) -> None:
         self._descriptor = descriptor
-        self._at = start // _HUGE_PAGE * _HUGE_PAGE
+        self._at = start // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
         self._rest = bytearray(start - self._at)  # from there; less than a huge page
 
     def append(self, raw: memoryview) -> None:
         """Write what fills huge pages, and keep the rest for what follows. Raises OSError."""
-        if (room := _HUGE_PAGE - len(self._rest)) <= len(raw):
+        if (room := HUGE_PAGE_BYTES - len(self._rest)) <= len(raw):
             self._rest += raw[:room]
             self.finish()
-            whole = (len(raw) - room) // _HUGE_PAGE * _HUGE_PAGE
+            whole = (len(raw) - room) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
             self._write(raw[room : room + whole])
             raw = raw[room + whole :]
         self._rest += raw
