@@ -89,8 +89,8 @@ static int pool_invited(int wanted) {
     return pool.allowed < wanted ? pool.allowed : wanted;
 }
 
-// Wait for the helpers to leave; when that takes too long, invite half as many for a while.
-static void pool_close(int helpers) {
+// Wait for the helpers to leave; when that takes longer than what they can have saved, invite half as many for a while.
+static void pool_close(int helpers, double begun) {
     atomic_store(&pool.guests, 0);
     if (atomic_load(&pool.inside) == 0) return;
     double since = pool_now();
@@ -99,7 +99,7 @@ static void pool_close(int helpers) {
         else sched_yield();
     }
     double now = pool_now();
-    if (now - since < STALL) return;
+    if (now - since < STALL || now - since < (since - begun) * helpers / (helpers + 1)) return;
     pool.allowed = helpers / 2;
     pool.rest = now < pool.rest_end + pool.rest ? 2 * pool.rest : FIRST_REST;
     if (pool.rest > LONGEST_REST) pool.rest = LONGEST_REST;
@@ -128,8 +128,9 @@ static void parallel(item_function run, void *context, int64_t items, int64_t th
         atomic_fetch_add(&pool.epoch, 1);
         pthread_cond_broadcast(&pool.wake);
         pthread_mutex_unlock(&pool.lock);
+        const double begun = pool_now();
         pool_take();
-        pool_close(helpers);
+        pool_close(helpers, begun);
     }
     pthread_mutex_unlock(&pool.owner);
 }
