@@ -119,7 +119,9 @@ async def measure(rounds: int, port: int, state: Path) -> dict[str, float]:
     """Run everything; print a table and answer the figures."""
     async with cluster(port, state) as (first_start, _):
         pass
-    loaded = load_model(find_model(""), mode=WeightMode.F16, backend=choose_backend(Device.CPU, threads=usable_processors()))
+    loaded = load_model(
+        find_model(""), mode=WeightMode.F16, backend=choose_backend(Device.CPU, threads=usable_processors())
+    )
     one, four, dice = Times(), Times(), random.Random(0)
     async with (
         cluster(port, state) as (second_start, launcher),

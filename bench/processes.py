@@ -20,6 +20,7 @@ from bench.quiet import Quiet
 T = TypeVar("T")
 
 STOP_SECONDS = 20.0
+LINGER_SECONDS = 1.0  # of descendants: some remove what the server shared, once it has ended
 LOOK_SECONDS = 1.0  # between two looks at memory
 LAST_BYTES = 3_000  # of the log, told when a server fails
 
@@ -84,7 +85,7 @@ async def spawned(command: Sequence[str], environ: Mapping[str, str]) -> AsyncIt
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ask it to end, wait, and kill what is left of its descendants."""
+    """Ask it to end, wait for it and a moment for its descendants, and kill what is left."""
     with ExitStack() as open_files:
         descendants = [each for pid in tree(process.pid)[1:] for each in _pidfd(pid, open_files)]
         try:
@@ -93,6 +94,10 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_SECONDS):
                     await process.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_SECONDS):
+                    for descendant in descendants:
+                        await _ended(descendant)
         finally:
             if process.returncode is None:
                 process.kill()
@@ -110,6 +115,16 @@ def _pidfd(pid: int, open_files: ExitStack) -> list[int]:
         return []
     open_files.callback(os.close, descriptor)
     return [descriptor]
+
+
+async def _ended(descriptor: int) -> None:
+    """Wait until the process of a descriptor has ended."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
