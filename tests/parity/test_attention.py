@@ -152,3 +152,12 @@ def test_heads_of_256_dimensions_with_a_scale_of_their_own_are_right(backend: Ba
 def test_a_cache_of_half_precision_attends_exactly_what_it_stores(backend: Backend, dtype: str) -> None:
     spans = ((0, 9), (7, 1), (6, 5))
     check(backend, Case(group=3, kv_heads=1, width=16, page_tokens=4, spans=spans, seed=7, dtype=dtype))
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, 300])
+def test_single_tokens_after_contexts_of_any_length_are_right_together(backend: Backend, window: int | None) -> None:
+    spans = tuple((prefix, 1) for prefix in (0, 254, 255, 256, 257, 511, 512, 700))
+    check(backend, Case(group=3, kv_heads=2, width=16, page_tokens=16, spans=spans, seed=9, windows=(None, window)))
+    check(
+        backend, Case(group=2, kv_heads=1, width=64, page_tokens=16, spans=((600, 1),), seed=9, windows=(window, None))
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,8 @@ def ratios(figures: Figures, here: InProcess) -> dict[str, Ratio]:
 def test_without_peers_only_bounds_are_compared(here: InProcess) -> None:
     figures = figures_of(**{F16: {prefill_rate(256): 100.0, decode_rate(8): 10.0, START: 1.0, MEMORY: 1.0}})
     assert set(ratios(figures, here)) == {
-        "f16 prefill 256 / f32 product bound",
+        "f16 prefill 256 / f32 product",
+        "f16 prefill 256 / product bound",
         "step growth to 1024 / byte growth",
         "host's part of a step of 32 / 3 ms",
     }
@@ -91,6 +93,14 @@ def test_few_streams_are_bound_by_bytes_and_many_by_products(here: InProcess) ->
     assert here.decode_bound(1).rate == pytest.approx(read)
     assert here.decode_bound(4).rate == pytest.approx(4 * read)
     assert here.decode_bound(1_000).kind == "f32 product"
+
+
+def test_products_of_parts_are_the_bound_where_they_are_faster_and_float32_stays_the_yardstick(here: InProcess) -> None:
+    tiles = replace(here, ceilings=replace(here.ceilings, gemm_bf16=(18.0, 36.0)))
+    assert here.prefill_bound(64).kind == "f32 product"
+    assert tiles.prefill_bound(64).kind == "bf16 products in parts"
+    assert tiles.prefill_bound(64).rate == pytest.approx(2 * here.prefill_bound(64).rate)
+    assert tiles.f32_prefill(64) == here.f32_prefill(64) == here.prefill_bound(64).rate
 
 
 @pytest.mark.parametrize(("better", "met"), [("higher", False), ("lower", True)])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from twostroke.engine.cuda.pages import CudaCopyStream, StagedPages
+from twostroke.engine.native.memory import zeros_in_huge_pages
 from twostroke.errors import Internal
 from twostroke.kv.format import KvFormat
 from twostroke.kv.transport.pages import HostPages, Pages
@@ -74,5 +75,4 @@ def kv_dtype(dtype: torch.dtype) -> str:
 def _zeros(size: int, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(size, dtype=torch.uint8, device=device)
-    # numpy's zeros are pages the kernel gives on first touch; torch's would touch, and so take, all of them now.
-    return torch.from_numpy(np.zeros(size, dtype=np.uint8))
+    return zeros_in_huge_pages(size)  # torch's would touch, and so take, all of them now

@@ -16,9 +16,11 @@ from twostroke.engine.cache import KvCache
 from twostroke.engine.native.library import BFLOAT, FLOAT, HALF, CAttention, CCache, Library
 
 Ints = npt.NDArray[np.int64]
+Items = npt.NDArray[np.int32]
 
 _KINDS = {torch.float32: FLOAT, torch.float16: HALF, torch.bfloat16: BFLOAT}
 _MOST_ROWS, _MOST_DIM, _LANES = 256, 256, 16  # of one item, as in kernels/paged.h
+_SPAN = 256  # tokens of a part of a cut context, as in kernels/paged.h
 _ROWS, _ROWS_ON_TILES = 96, 192  # what pays: keys are prepared once for all rows of an item, whose sums stay in cache
 
 
@@ -33,7 +35,9 @@ class NativePlan:
     """What is the same for all layers of a step; the batch stays alive with it, since the kernels point into it."""
 
     batch: Batch
-    items: Tensor  # int32 [n, 5], as in kernels/paged.h
+    items: Tensor  # int32 [n, 7], as in kernels/paged.h
+    merges: Tensor  # int32 [m, 5]
+    partial: Tensor  # float32, what the parts of a cut context leave
     described: CAttention
     address: int
     slot_page: int
@@ -60,11 +64,15 @@ class NativeAttention:
         )
         self._cache_address = ctypes.addressof(self._cache)
         self._group = shape.heads // shape.kv_heads
+        # Key-value heads of an item of one token.
+        self._together = shape.kv_heads if shape.heads <= _MOST_ROWS else 1
         self._queries = max(1, (_ROWS_ON_TILES if self._tiles else _ROWS) // self._group)
 
     def plan(self, batch: Batch) -> NativePlan:
         """Cut the batch into items: one key-value head and a few neighbouring queries of one segment each."""
-        items = self._items(batch)
+        cut, joined, slots = self._cut(batch)
+        items, merges = torch.from_numpy(cut), torch.from_numpy(joined)
+        partial = torch.empty(slots * self._together * self._group * (self._shape.head_dim + 2))
         described = CAttention(
             kv=ctypes.pointer(self._cache),
             qo_indptr=batch.qo_indptr.data_ptr(),
@@ -72,11 +80,15 @@ class NativeAttention:
             kv_indices=batch.kv_indices.data_ptr(),
             kv_last_page_len=batch.kv_last_page_len.data_ptr(),
             items=items.data_ptr(),
+            merges=merges.data_ptr(),
+            partial=partial.data_ptr(),
             tiles=self._tiles,
         )
         return NativePlan(
             batch=batch,
             items=items,
+            merges=merges,
+            partial=partial,
             described=described,
             address=ctypes.addressof(described),
             slot_page=batch.slot_page.data_ptr(),
@@ -101,37 +113,63 @@ class NativeAttention:
         described.layer = layer
         described.window = self._shape.windows[layer] or 0
         described.q, described.q_stride, described.out = q.data_ptr(), q.stride(0), out.data_ptr()
-        library.attend(plan.address, len(plan.items), self._threads)
+        library.attend(plan.address, len(plan.items), len(plan.merges), self._threads)
         return out
 
-    def _items(self, batch: Batch) -> Tensor:
-        """One token's heads go together, so that pages are read as they lie, unless there are too few for the threads.
-
-        Of longer segments each head goes by itself: its keys are turned once for many queries.
-        """
+    def _cut(self, batch: Batch) -> tuple[Items, Items, int]:
+        """Return items, merges, and how many slots the partial results need."""
         counts = np.diff(batch.qo_indptr.numpy())
-        singles, chunks = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
-        heads = self._shape.kv_heads
-        together = heads if len(singles) >= 2 * self._threads and heads * self._group <= _MOST_ROWS else 1
-        pieces = -(-counts[chunks] // self._queries)
-        piece = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        segment, first = np.repeat(chunks, pieces), piece * self._queries
-        queries = np.minimum(counts[segment] - first, self._queries)
-        items = np.concatenate(
-            (
-                _for_heads(heads, together, singles, np.zeros_like(singles), np.ones_like(singles)),
-                _for_heads(heads, 1, segment, first, queries),
-            )
-        )
+        pages = np.diff(batch.kv_indptr.numpy())
+        lengths = (pages - 1) * self._cache.page_tokens + batch.kv_last_page_len.numpy()
+        items, merges = self._singles(np.flatnonzero(counts == 1), lengths, batch.qo_indptr.numpy())
+        slots = len(items) if len(merges) else 0
+        items = np.concatenate((items, self._chunks(np.flatnonzero(counts > 1), counts)))
         # The longest first, so that threads end together: work is rows times the tokens that they see.
-        pages = np.diff(batch.kv_indptr.numpy())[items[:, 0]]
-        return torch.from_numpy(items[np.argsort(-(pages * items[:, 2] * items[:, 4]), kind="stable")])
+        seen = np.where(items[:, 6] < 0, lengths[items[:, 0]], _SPAN)
+        return items[np.argsort(-(seen * items[:, 2] * items[:, 4]), kind="stable")], merges, slots
+
+    def _singles(self, segments: Ints, lengths: Ints, starts: Ints) -> tuple[Items, Items]:
+        """Cut segments of one token: their heads go together, so that pages are read as they lie.
+
+        A long context is cut so that threads share it; where does not depend on how many there are.
+        """
+        cuts = -(-lengths[segments] // _SPAN)
+        items = _for_heads(
+            np.arange(0, self._shape.kv_heads, self._together),
+            np.repeat(segments, cuts),
+            self._together,
+            token=_within(cuts) * _SPAN,
+        )
+        is_part = np.tile(np.repeat(cuts > 1, cuts), self._shape.kv_heads // self._together)
+        items[:, 6] = np.where(is_part, np.arange(len(items)), -1)
+        segment, head, heads, _, _, _, slot = items[is_part & (items[:, 5] == 0)].T
+        merges = np.stack((starts[segment], head, heads, slot, -(-lengths[segment] // _SPAN)), axis=1)
+        return items, merges.astype(np.int32)
+
+    def _chunks(self, segments: Ints, counts: Ints) -> Items:
+        """Cut longer segments: each head goes by itself, since its keys are prepared once for many queries."""
+        pieces = -(-counts[segments] // self._queries)
+        segment, first = np.repeat(segments, pieces), _within(pieces) * self._queries
+        queries = np.minimum(counts[segment] - first, self._queries)
+        return _for_heads(np.arange(self._shape.kv_heads), segment, 1, first=first, queries=queries)
 
 
-def _for_heads(heads: int, together: int, segment: Ints, first: Ints, queries: Ints) -> npt.NDArray[np.int32]:
-    """Repeat each piece for all key-value heads, `together` of them at a time: rows of NativePlan.items."""
-    starts = np.arange(0, heads, together)
-    head = np.tile(starts, len(segment))
-    columns = (np.repeat(each, len(starts)) for each in (segment, first, queries))
-    segment, first, queries = columns
-    return np.stack((segment, head, np.full_like(head, together), first, queries), axis=1).astype(np.int32)
+def _within(counts: Ints) -> Ints:
+    """Number what is repeated: 0, 1, ... for each of `counts`."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _for_heads(
+    heads: Ints,
+    segment: Ints,
+    together: int,
+    *,
+    first: Ints | int = 0,
+    queries: Ints | int = 1,
+    token: Ints | int = 0,
+) -> Items:
+    """Repeat each piece for all `heads`, `together` at a time: rows of NativePlan.items, none of them a part."""
+    rows = np.empty((len(heads), len(segment), 7), dtype=np.int32)
+    for column, values in enumerate((segment, heads[:, None], together, first, queries, token, -1)):
+        rows[:, :, column] = values
+    return rows.reshape(-1, 7)

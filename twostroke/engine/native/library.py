@@ -49,6 +49,8 @@ class CAttention(Structure):
         ("kv_indices", c_void_p),
         ("kv_last_page_len", c_void_p),
         ("items", c_void_p),
+        ("merges", c_void_p),
+        ("partial", c_void_p),
         ("window", c_int64),
         ("layer", c_int64),
         ("tiles", c_int64),
@@ -77,7 +79,7 @@ class Library:
         self.gated = self._function("gated", c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64)
         placed = (c_void_p, c_int64)  # numbers, and from one token to the next
         self.append = self._function("append", c_void_p, c_int64, *placed, *placed, c_void_p, c_void_p, c_int64)
-        self.attend = self._function("attend", c_void_p, c_int64, c_int64)
+        self.attend = self._function("attend", c_void_p, c_int64, c_int64, c_int64)
         prepare = self._library.twostroke_prepare
         prepare.restype, prepare.argtypes = c_int64, ()
         self.has_tiles = bool(prepare())

@@ -1,4 +1,4 @@
-"""Memory in huge pages: weights are read from end to end for every token, and small pages make that a third slower."""
+"""Memory in huge pages: weights, keys and values are read from end to end, and small pages make that a third slower."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class HugePages:
         size = tensor.numel() * tensor.element_size()
         with self._lock:
             if self._used + size > self._chunk.numel():
-                self._chunk, self._used = _mapped(max(size, _CHUNK_BYTES)), 0
+                self._chunk, self._used = zeros_in_huge_pages(max(size, _CHUNK_BYTES)), 0
             room = self._chunk[self._used : self._used + size]
             self._used += -(-size // _LINE) * _LINE
         return room.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-def _mapped(size: int) -> Tensor:
-    """Map memory that the kernel backs on first touch, by huge pages where it has them."""
+def zeros_in_huge_pages(size: int) -> Tensor:
+    """Return uint8 [size] of zeros that the kernel backs on first touch, by huge pages where it has them."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

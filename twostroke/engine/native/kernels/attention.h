@@ -6,6 +6,7 @@
 #include "paged.h"
 
 #define STRIP 4  // queries side by side
+#define SOON 8   // tokens whose keys are asked for ahead
 
 // Running softmax of each row: what was largest, what the weights sum to, and the weighted values.
 typedef struct {
@@ -53,7 +54,10 @@ static inline __attribute__((always_inline)) void score_few(
     const int64_t kind) {
     const int64_t head_dim = a->kv->head_dim, group = a->kv->group, wide = rows / group * head_dim * kind_bytes(kind);
     for (int64_t token = 0; token < count; token++) {
-        for (int64_t byte = 0; byte < wide; byte += 64) _mm_prefetch(values[token] + byte, _MM_HINT_T0);
+        for (int64_t byte = 0; byte < wide; byte += 64) {
+            _mm_prefetch(values[token] + byte, _MM_HINT_T0);
+            if (token + SOON < count) _mm_prefetch(keys[token + SOON] + byte, _MM_HINT_T0);
+        }
         for (int64_t row = 0; row < rows; row++) {
             vec sum = v_zero();
             for (int64_t d = 0; d < head_dim; d += LANES)
@@ -190,9 +194,30 @@ static void attend_by_vectors(const attention *a, const piece *p) {
     else if (a->kv->kind == HALF) attend_rows(a, p, s, HALF);
     else attend_rows(a, p, s, BFLOAT);
     for (int64_t row = 0; row < p->rows; row++) {
-        float *out = row_out(a, p, row);
-        vec share = v_all(1.0f / s->total[row]);
+        float *out = p->partial ? p->partial + row * (head_dim + 2) : row_out(a, p, row);
+        vec share = v_all(p->partial ? 1.0f : 1.0f / s->total[row]);
         for (int64_t d = 0; d < head_dim; d += LANES)
             v_store(out + d, v_mul(v_load(s->values + row * head_dim + d), share));
+        if (p->partial) out[head_dim] = s->largest[row], out[head_dim + 1] = s->total[row];
+    }
+}
+
+// Put the parts of one query's results together (FlashDecoding).
+static void merge_parts(const attention *a, const int32_t *merge) {
+    const int64_t query = merge[0], first = merge[1] * a->kv->group, rows = merge[2] * a->kv->group, count = merge[4];
+    const int64_t head_dim = a->kv->head_dim, wide = head_dim + 2;
+    for (int64_t row = 0; row < rows; row++) {
+        const float *parts = a->partial + (merge[3] * rows + row) * wide;
+        float *out = a->out + (query * a->kv->kv_heads * a->kv->group + first + row) * head_dim;
+        float largest = -INFINITY, total = 0;
+        for (int64_t i = 0; i < count; i++) largest = fmaxf(largest, parts[i * rows * wide + head_dim]);
+        for (int64_t i = 0; i < count; i++)
+            total += parts[i * rows * wide + head_dim + 1] * expf(parts[i * rows * wide + head_dim] - largest);
+        for (int64_t d = 0; d < head_dim; d += LANES) v_store(out + d, v_zero());
+        for (int64_t i = 0; i < count; i++) {
+            const float *part = parts + i * rows * wide;
+            const vec share = v_all(expf(part[head_dim] - largest) / total);
+            for (int64_t d = 0; d < head_dim; d += LANES) v_store(out + d, v_fma(v_load(part + d), share, v_load(out + d)));
+        }
     }
 }

@@ -87,5 +87,8 @@ static void attend_item(void *context, int64_t number) {
     attend_by_vectors(a, &p);
 }
 
-// Attend every query of the items to its own past.
-void twostroke_attend(const attention *a, int64_t items, int64_t threads) { parallel(attend_item, (void *)a, items, threads); }
+// Attend every query of the items to its own past; then put together those that were cut.
+void twostroke_attend(const attention *a, int64_t items, int64_t merges, int64_t threads) {
+    parallel(attend_item, (void *)a, items, threads);
+    for (int64_t i = 0; i < merges; i++) merge_parts(a, a->merges + 5 * i);
+}

@@ -6,6 +6,7 @@
 #define BLOCK 64       // tokens that are scored at once
 #define MOST_ROWS 256  // queries times heads of one item
 #define MOST_DIM 256
+#define SPAN 256       // tokens of a part, where a single query's context is cut
 
 typedef struct {
     char *pages;
@@ -16,7 +17,9 @@ typedef struct {
 typedef struct {
     const cache *kv;
     const int32_t *qo_indptr, *kv_indptr, *kv_indices, *kv_last_page_len;
-    const int32_t *items;  // [n, 5]: segment, first key-value head, heads, first query of the segment, queries
+    const int32_t *items;  // [n, 7]: segment, first key-value head, heads, first query of the segment, queries, first token, slot
+    const int32_t *merges;  // [m, 5]: query of all, first key-value head, heads, first slot, slots
+    float *partial;         // [slots, rows of an item, head_dim + 2]: weighted values, their largest score, the sum of weights
     int64_t window;        // how many of the latest tokens a query sees; 0 is all
     int64_t layer;
     int64_t tiles;  // whether many queries may go to tiles, which keep 16 bits of a number
@@ -55,11 +58,13 @@ typedef struct {
     int64_t head, query, queries;  // first key-value head; first query, of all
     int64_t per_query, rows;
     int64_t position;  // of the first query in its context
+    int64_t begin, end;  // tokens that this item is about
+    float *partial;      // where the results go if they are a part, else NULL
 } piece;
 
 static inline piece piece_of(const attention *a, int64_t number) {
-    const int32_t *item = a->items + 5 * number;
-    const int64_t segment = item[0], head = item[1], heads = item[2], first = item[3], queries = item[4];
+    const int32_t *item = a->items + 7 * number;
+    const int64_t segment = item[0], head = item[1], heads = item[2], first = item[3], queries = item[4], slot = item[6];
     const int64_t pages = a->kv_indptr[segment + 1] - a->kv_indptr[segment], per_query = heads * a->kv->group;
     const int64_t length = (pages - 1) * a->kv->page_tokens + a->kv_last_page_len[segment];
     return (piece){
@@ -70,6 +75,9 @@ static inline piece piece_of(const attention *a, int64_t number) {
         .per_query = per_query,
         .rows = queries * per_query,
         .position = length - (a->qo_indptr[segment + 1] - a->qo_indptr[segment]) + first,
+        .begin = item[5],
+        .end = slot < 0 ? length : item[5] + SPAN,
+        .partial = slot < 0 ? NULL : a->partial + slot * per_query * (a->kv->head_dim + 2),
     };
 }
 
@@ -83,9 +91,12 @@ static inline float *row_out(const attention *a, const piece *p, int64_t row) {
     return a->out + (row_query(p, row) * a->kv->kv_heads * a->kv->group + row_head(a, p, row)) * a->kv->head_dim;
 }
 
-// The tokens that a row sees: from the first up to the end.
-static inline int64_t row_end(const piece *p, int64_t row) { return p->position + row / p->per_query + 1; }
+// The tokens that a row sees in this item: from the first up to the end.
+static inline int64_t row_end(const piece *p, int64_t row) {
+    const int64_t end = p->position + row / p->per_query + 1;
+    return end < p->end ? end : p->end;
+}
 static inline int64_t row_first(const attention *a, const piece *p, int64_t row) {
-    const int64_t end = row_end(p, row);
-    return a->window && end > a->window ? end - a->window : 0;
+    const int64_t first = p->position + row / p->per_query + 1 - a->window;
+    return a->window && first > p->begin ? first : p->begin;
 }
