@@ -14,6 +14,7 @@ from twostroke.engine.matrix import WeightMode
 from twostroke.engine.weights import LoadedModel, load_model
 from twostroke.launcher.models import find_model
 
+PRODUCTS_OF_PARTS = 3  # of bfloat16, for one of float32 activations with float16 weights, each in two parts
 CONTEXTS = (128, 1_024, 4_096, 8_000)
 QUICK_CONTEXTS = (128, 1_024)
 BATCHES = (1, 8, 32)
@@ -61,14 +62,28 @@ class InProcess:
         """Of several streams together: each step reads all f16 matrices once, and multiplies them with every row."""
         config = self.loaded.config
         steps_a_second = 1e9 * max(*self.ceilings.read_gb, self.weights_gb) / ceilings.matrix_bytes(config, self.mode)
-        seconds_a_token = ceilings.decode_operations(config) / 1e9 / max(self.ceilings.gemm_f32)
-        bounds = (Bound("f16 bytes", streams * steps_a_second), Bound("f32 product", 1 / seconds_a_token))
+        kind, products = self._products
+        bounds = (
+            Bound("f16 bytes", streams * steps_a_second),
+            Bound(kind, 1e9 * products / ceilings.decode_operations(config)),
+        )
         return min(bounds, key=lambda bound: bound.rate)
 
     def prefill_bound(self, length: int) -> Bound:
-        """Of a prompt, if all of it were one float32 product on all threads."""
-        seconds = ceilings.prefill_operations(self.loaded.config, length) / 1e9 / max(self.ceilings.gemm_f32)
-        return Bound("f32 product", length / seconds)
+        """Of a prompt, if all of it were one product of the fastest kind that keeps what the f16 mode promises."""
+        kind, products = self._products
+        return Bound(kind, length * 1e9 * products / ceilings.prefill_operations(self.loaded.config, length))
+
+    def f32_prefill(self, length: int) -> float:
+        """Tokens a second of a prompt, if all of it were one float32 product."""
+        operations = ceilings.prefill_operations(self.loaded.config, length)
+        return length * 1e9 * max(self.ceilings.gemm_f32) / operations
+
+    @property
+    def _products(self) -> tuple[str, float]:
+        """The fastest kind of product, and its rate in 1e9 operations a second."""
+        parts = ("bf16 products in parts", max(self.ceilings.gemm_bf16) / PRODUCTS_OF_PARTS)
+        return max(("f32 product", max(self.ceilings.gemm_f32)), parts, key=lambda kind: kind[1])
 
     @property
     def mode(self) -> WeightMode:
