@@ -7,24 +7,19 @@
 #define SIDE 4  // rows of the matrix side by side
 
 typedef struct {
-    const matrix *w;
-    const float *x;
-    int64_t x_stride;
-    float *out;
-    int64_t out_stride;
-    int64_t tokens, add;
+    product of;
     int64_t item_rows;  // of the matrix, in one item of a parallel region
-} product;
+} few_product;
 
 // Sums of `side` rows, `apart` from each other, with `few` tokens; `side` and `few` are constants where this is inlined.
 static inline __attribute__((always_inline)) void few_block(
-    const product *p, int64_t row, int64_t apart, int64_t token, const int side, const int few, const int64_t kind) {
-    const int64_t columns = p->w->columns, line = 64 / value_bytes(kind);
+    const few_product *p, int64_t row, int64_t apart, int64_t token, const int side, const int few, const int64_t kind) {
+    const int64_t columns = p->of.w->columns, line = 64 / value_bytes(kind);
     const char *weights[SIDE];
     const float *x[FEW];
     vec sums[SIDE][FEW];
-    for (int i = 0; i < side; i++) weights[i] = matrix_row(p->w, row + i * apart);
-    for (int j = 0; j < few; j++) x[j] = p->x + (token + j) * p->x_stride;
+    for (int i = 0; i < side; i++) weights[i] = matrix_row(p->of.w, row + i * apart);
+    for (int j = 0; j < few; j++) x[j] = p->of.x + (token + j) * p->of.x_stride;
     for (int i = 0; i < side; i++)
         for (int j = 0; j < few; j++) sums[i][j] = v_zero();
     int64_t k = 0;
@@ -44,40 +39,40 @@ static inline __attribute__((always_inline)) void few_block(
             float sum = v_sum(sums[i][j]);
             for (int64_t rest = k; rest < columns; rest++) sum += load_value(weights[i], rest, kind) * x[j][rest];
             int64_t at = row + i * apart;
-            float *to = p->out + (token + j) * p->out_stride + at;
-            *to = finished(p->w, at, sum, *to, p->add);
+            float *to = p->of.out + (token + j) * p->of.out_stride + at;
+            *to = finished(p->of.w, at, sum, *to, p->of.add);
         }
 }
 
 static inline __attribute__((always_inline)) void few_tokens(
-    const product *p, int64_t row, int64_t apart, const int side, const int64_t kind) {
+    const few_product *p, int64_t row, int64_t apart, const int side, const int64_t kind) {
     int64_t token = 0;
-    for (; token + 4 <= p->tokens; token += 4) few_block(p, row, apart, token, side, 4, kind);
-    if (p->tokens - token == 3) few_block(p, row, apart, token, side, 3, kind);
-    if (p->tokens - token == 2) few_block(p, row, apart, token, side, 2, kind);
-    if (p->tokens - token == 1) few_block(p, row, apart, token, side, 1, kind);
+    for (; token + 4 <= p->of.tokens; token += 4) few_block(p, row, apart, token, side, 4, kind);
+    if (p->of.tokens - token == 3) few_block(p, row, apart, token, side, 3, kind);
+    if (p->of.tokens - token == 2) few_block(p, row, apart, token, side, 2, kind);
+    if (p->of.tokens - token == 1) few_block(p, row, apart, token, side, 1, kind);
 }
 
 // Side by side go rows far apart: the processor's prefetcher follows a few long streams better than many short ones.
 static inline __attribute__((always_inline)) void few_rows(
-    const product *p, int64_t first, int64_t last, const int64_t kind) {
+    const few_product *p, int64_t first, int64_t last, const int64_t kind) {
     int64_t apart = (last - first) / SIDE, row = first;
     for (; row < first + apart; row++) few_tokens(p, row, apart, SIDE, kind);
     for (row = first + SIDE * apart; row < last; row++) few_tokens(p, row, 1, 1, kind);
 }
 
 static void few_item(void *context, int64_t item) {
-    const product *p = context;
+    const few_product *p = context;
     int64_t first = item * p->item_rows, last = first + p->item_rows;
-    if (last > p->w->rows) last = p->w->rows;
-    if (p->w->kind == HALF) few_rows(p, first, last, HALF);
-    else if (p->w->kind == BFLOAT) few_rows(p, first, last, BFLOAT);
+    if (last > p->of.w->rows) last = p->of.w->rows;
+    if (p->of.w->kind == HALF) few_rows(p, first, last, HALF);
+    else if (p->of.w->kind == BFLOAT) few_rows(p, first, last, BFLOAT);
     else few_rows(p, first, last, INT8);
 }
 
-static void few_product(product *p, int64_t threads) {
+static void few_linear(const product *of, int64_t threads) {
     // Items large enough that taking one costs nothing, several for each thread so that they end together.
-    int64_t rows = threads > 1 ? p->w->rows / (4 * threads) / SIDE * SIDE : p->w->rows;
-    p->item_rows = rows < SIDE ? SIDE : rows;
-    parallel(few_item, p, (p->w->rows + p->item_rows - 1) / p->item_rows, threads);
+    const int64_t rows = threads > 1 ? of->w->rows / (4 * threads) / SIDE * SIDE : of->w->rows;
+    few_product p = {*of, rows < SIDE ? SIDE : rows};
+    parallel(few_item, &p, (of->w->rows + p.item_rows - 1) / p.item_rows, threads);
 }

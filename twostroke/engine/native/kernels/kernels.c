@@ -12,11 +12,10 @@
 #define ROWS_PAY 8  // rows of a piece from which tiles are faster
 
 // Multiply on tiles where these are faster, which is sooner for narrow weights; returns whether that was so.
-static int tiled(
-    const matrix *w, const float *x, int64_t x_stride, float *out, int64_t tokens, int64_t add, int64_t threads) {
-    const int whole = fits_integers(w);
-    if (!use_tiles || tokens < (whole ? 5 : w->kind == INT8 ? 8 : 12)) return 0;
-    (whole ? integer_linear : tile_linear)(w, x, x_stride, out, tokens, add, threads);
+static int tiled(const product *of, int64_t threads) {
+    const int whole = fits_integers(of->w);
+    if (!use_tiles || of->tokens < (whole ? 5 : of->w->kind == INT8 ? 8 : 12)) return 0;
+    (whole ? integer_linear : tile_linear)(of, threads);
     return 1;
 }
 #endif
@@ -30,14 +29,14 @@ int64_t twostroke_prepare(void) {
 #endif
 }
 
-// out [tokens, rows] = x [tokens, columns] times w, plus the bias; `add` joins it to what is there.
+// A product as matrix.h says, with results side by side.
 void twostroke_linear(
     const matrix *w, const float *x, int64_t x_stride, float *out, int64_t tokens, int64_t add, int64_t threads) {
+    const product of = {w, x, x_stride, out, w->rows, tokens, add};
 #ifdef HAS_TILES
-    if (tiled(w, x, x_stride, out, tokens, add, threads)) return;
+    if (tiled(&of, threads)) return;
 #endif
-    product p = {w, x, x_stride, out, w->rows, tokens, add, 0};
-    few_product(&p, threads);
+    few_linear(&of, threads);
 }
 
 // out [rows, columns] = the numbers of w.

@@ -38,3 +38,22 @@ static inline float finished(const matrix *w, int64_t row, float sum, float befo
     if (w->bias) sum += w->bias[row];
     return add ? before + sum : sum;
 }
+
+// out [tokens, rows] = x [tokens, columns] times w, plus the bias; `add` joins it to what is there. Strides count numbers.
+typedef struct {
+    const matrix *w;
+    const float *x;
+    int64_t x_stride;
+    float *out;
+    int64_t out_stride;
+    int64_t tokens, add;
+} product;
+
+// Tokens `first` up to `last` of a product.
+static inline product some_tokens(const product *whole, int64_t first, int64_t last) {
+    product some = *whole;
+    some.x += first * some.x_stride;
+    some.out += first * some.out_stride;
+    some.tokens = (last < whole->tokens ? last : whole->tokens) - first;
+    return some;
+}

@@ -15,12 +15,7 @@
 #define FAR (16 * TILE)  // rows of the matrix that are asked for ahead
 
 typedef struct {
-    const matrix *w;
-    const float *x;
-    int64_t x_stride;
-    float *out;
-    int64_t out_stride;
-    int64_t tokens, add;
+    product of;
     int64_t steps;
     char *inputs;   // [token blocks][DIGITS][steps] tiles whose rows are four columns and whose columns are tokens
     float *scales;  // [tokens, rounded up]: what a token's integers are to be multiplied by
@@ -58,7 +53,7 @@ static void digits_item(void *context, int64_t block) {
     vec factors[TILE];
     for (int64_t i = 0; i < TILE; i++) {
         const int64_t token = block * TILE + i;
-        const float largest = token < p->tokens ? magnitude(p->x + token * p->x_stride, p->w->columns) : 0;
+        const float largest = token < p->of.tokens ? magnitude(p->of.x + token * p->of.x_stride, p->of.w->columns) : 0;
         p->scales[token] = largest / MOST_INTEGER;
         factors[i] = v_all(largest > 1e-30f ? MOST_INTEGER / largest : 0.0f);
     }
@@ -67,7 +62,7 @@ static void digits_item(void *context, int64_t block) {
         for (int64_t i = 0; i < TILE; i++) {
             const int64_t token = block * TILE + i;
             __m512i digits[DIGITS] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
-            if (token < p->tokens) split_digits(p->x + token * p->x_stride + step * BYTES, factors[i], digits);
+            if (token < p->of.tokens) split_digits(p->of.x + token * p->of.x_stride + step * BYTES, factors[i], digits);
             for (int digit = 0; digit < DIGITS; digit++) rows[digit][i] = digits[digit];
         }
         for (int digit = 0; digit < DIGITS; digit++) {
@@ -85,7 +80,7 @@ static inline __attribute__((always_inline)) void ask_for(const char *next, int6
 // A strip of 32 rows times one block of tokens, all digits at once: [DIGITS][2] tiles of sums.
 static inline __attribute__((always_inline)) void integers_one(
     const integer_product *p, const char *rows, const char *inputs, const char *next, int32_t *sums) {
-    const int64_t digit = p->steps * TILE_BYTES, columns = p->w->columns;
+    const int64_t digit = p->steps * TILE_BYTES, columns = p->of.w->columns;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -119,7 +114,7 @@ static inline __attribute__((always_inline)) void integers_one(
 // The same for two blocks, digit by digit: [2 blocks][DIGITS][2] tiles of sums.
 static inline __attribute__((always_inline)) void integers_two(
     const integer_product *p, const char *rows, const char *first, const char *second, const char *next, int32_t *sums) {
-    const int64_t columns = p->w->columns;
+    const int64_t columns = p->of.w->columns;
     for (int digit = 0; digit < DIGITS; digit++, sums += 512) {
         _tile_zero(0);
         _tile_zero(1);
@@ -145,9 +140,9 @@ static inline __attribute__((always_inline)) void integers_two(
 
 // Put the digits of a tile of sums together; rows of the matrix by tokens go to where tokens are rows.
 static void write_integers(const integer_product *p, const int32_t *sums, int64_t row, int64_t token) {
-    const int64_t tokens = p->tokens - token < TILE ? p->tokens - token : TILE;
-    const vec scales = v_load(p->scales + token), weights = v_load(p->w->scales + row);
-    const vec bias = p->w->bias ? v_load(p->w->bias + row) : v_zero();
+    const int64_t tokens = p->of.tokens - token < TILE ? p->of.tokens - token : TILE;
+    const vec scales = v_load(p->scales + token), weights = v_load(p->of.w->scales + row);
+    const vec bias = p->of.w->bias ? v_load(p->of.w->bias + row) : v_zero();
     vec square[TILE];
     for (int i = 0; i < TILE; i++) {
         vec sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + 1024 + i * TILE));
@@ -157,19 +152,19 @@ static void write_integers(const integer_product *p, const int32_t *sums, int64_
     }
     v_transpose(square);
     for (int64_t i = 0; i < tokens; i++) {
-        float *to = p->out + (token + i) * p->out_stride + row;
+        float *to = p->of.out + (token + i) * p->of.out_stride + row;
         const vec result = v_fma(square[i], weights, bias);
-        v_store(to, p->add ? v_add(result, v_load(to)) : result);
+        v_store(to, p->of.add ? v_add(result, v_load(to)) : result);
     }
 }
 
 // Multiply the strip of 32 rows from `row` with all tokens.
 static void multiply_integers(const integer_product *p, int64_t row, int32_t *sums) {
     const int64_t block_bytes = DIGITS * p->steps * TILE_BYTES, far = row + FAR;
-    const char *rows = matrix_row(p->w, row), *next = far < p->w->rows ? matrix_row(p->w, far) : NULL;
-    for (int64_t token = 0; token < p->tokens; token += 2 * TILE, next = NULL) {
+    const char *rows = matrix_row(p->of.w, row), *next = far < p->of.w->rows ? matrix_row(p->of.w, far) : NULL;
+    for (int64_t token = 0; token < p->of.tokens; token += 2 * TILE, next = NULL) {
         const char *inputs = p->inputs + token / TILE * block_bytes;
-        const int two = token + TILE < p->tokens;
+        const int two = token + TILE < p->of.tokens;
         if (two) integers_two(p, rows, inputs, inputs + block_bytes, next, sums);
         else integers_one(p, rows, inputs, next, sums);
         WRITTEN;
@@ -181,27 +176,24 @@ static void multiply_integers(const integer_product *p, int64_t row, int32_t *su
 static void integers_item(void *context, int64_t item) {
     const integer_product *p = context;
     int32_t sums[4 * DIGITS * TILE * TILE] __attribute__((aligned(64)));
-    const int64_t first = item * ITEM_ROWS, last = first + ITEM_ROWS < p->w->rows ? first + ITEM_ROWS : p->w->rows;
+    const int64_t first = item * ITEM_ROWS, last = first + ITEM_ROWS < p->of.w->rows ? first + ITEM_ROWS : p->of.w->rows;
     tiles_configure();
     for (int64_t row = first; row < last; row += 2 * TILE) multiply_integers(p, row, sums);
     _tile_release();
 }
 
-static void integer_linear(
-    const matrix *w, const float *x, int64_t x_stride, float *out, int64_t tokens, int64_t add, int64_t threads) {
-    integer_product p = {w, x, x_stride, out, w->rows, 0, add, w->columns / BYTES, NULL, NULL};
-    const int64_t block_bytes = DIGITS * p.steps * TILE_BYTES, most = DIGIT_BYTES / block_bytes / 2 * 2 * TILE;
-    const int64_t pass = most < 2 * TILE ? 2 * TILE : most, blocks = ((tokens < pass ? tokens : pass) + TILE - 1) / TILE;
+static void integer_linear(const product *of, int64_t threads) {
+    integer_product p = {*of, of->w->columns / BYTES, NULL, NULL};
+    const int64_t block_bytes = DIGITS * p.steps * TILE_BYTES, pass = pass_tokens(DIGIT_BYTES, block_bytes);
+    const int64_t blocks = ((of->tokens < pass ? of->tokens : pass) + TILE - 1) / TILE;
     p.inputs = scratch(1, (size_t)(blocks * (block_bytes + TILE * 4)));
     if (!p.inputs) abort();
     p.scales = (float *)(p.inputs + blocks * block_bytes);
-    for (int64_t token = 0; token < tokens; token += pass) {
-        p.x = x + token * x_stride;
-        p.out = out + token * w->rows;
-        p.tokens = tokens - token < pass ? tokens - token : pass;
-        parallel(digits_item, &p, (p.tokens + TILE - 1) / TILE, threads);
+    for (int64_t token = 0; token < of->tokens; token += pass) {
+        p.of = some_tokens(of, token, token + pass);
+        parallel(digits_item, &p, (p.of.tokens + TILE - 1) / TILE, threads);
         WRITTEN;
-        parallel(integers_item, &p, (w->rows + ITEM_ROWS - 1) / ITEM_ROWS, threads);
+        parallel(integers_item, &p, (of->w->rows + ITEM_ROWS - 1) / ITEM_ROWS, threads);
     }
 }
 #endif

@@ -10,21 +10,16 @@
 #define INPUT_BYTES (3 << 19)  // packed inputs of one pass; they and a strip of weights share the second-level cache
 
 typedef struct {
-    const matrix *w;
-    const float *x;
-    int64_t x_stride;
-    float *out;
-    int64_t out_stride;
-    int64_t tokens, add;
+    product of;
     int64_t steps, parts;  // tiles along the columns; parts of a weight
     char *inputs;          // [token blocks][steps][INPUT_PARTS] tiles
 } tile_product;
 
 static void pack_item(void *context, int64_t block) {
     const tile_product *p = context;
-    const int64_t token = block * TILE, left = p->tokens - token;
+    const int64_t token = block * TILE, left = p->of.tokens - token;
     char *to = p->inputs + block * p->steps * INPUT_PARTS * TILE_BYTES;
-    pack_vectors(p->x + token * p->x_stride, p->x_stride, left < TILE ? left : TILE, p->w->columns, to);
+    pack_vectors(p->of.x + token * p->of.x_stride, p->of.x_stride, left < TILE ? left : TILE, p->of.w->columns, to);
 }
 
 // One row's 32 numbers from column `at`, as parts; columns and rows beyond the matrix are zeros.
@@ -54,11 +49,11 @@ static inline __attribute__((always_inline)) void unpack_some(
     for (; count > 0 && u->row < TILE; count--) {
         for (int j = 0; j < 2; j++) {
             const int64_t row = (j ? u->second : u->first) + u->row;
-            const char *from = matrix_row(p->w, row);
+            const char *from = matrix_row(p->of.w, row);
             char *to = u->strip + u->step * STEP_BYTES(parts) + j * TILE_BYTES + u->row * 64;
             __m512i split_row[2];
             _mm_prefetch(from + u->step * DEPTH * value_bytes(kind) + AHEAD, _MM_HINT_T0);
-            unpack(p->w, from, u->step * DEPTH, row < p->w->rows, kind, parts, split_row);
+            unpack(p->of.w, from, u->step * DEPTH, row < p->of.w->rows, kind, parts, split_row);
             for (int64_t part = 0; part < parts; part++) _mm512_store_si512(to + part * 2 * TILE_BYTES, split_row[part]);
         }
         if (++u->step == p->steps) u->step = 0, u->row++;
@@ -108,19 +103,19 @@ static inline __attribute__((always_inline)) void multiply_strip(
 
 // One tile of sums, rows of the matrix by tokens, goes to where tokens are rows.
 static void write_tile(const tile_product *p, const float *sums, int64_t row, int64_t token) {
-    int64_t rows = p->w->rows - row < TILE ? p->w->rows - row : TILE;
-    int64_t tokens = p->tokens - token < TILE ? p->tokens - token : TILE;
+    int64_t rows = p->of.w->rows - row < TILE ? p->of.w->rows - row : TILE;
+    int64_t tokens = p->of.tokens - token < TILE ? p->of.tokens - token : TILE;
     if (rows <= 0 || tokens <= 0) return;
     __m512i turned[TILE];
     __mmask16 mask = (__mmask16)((1u << rows) - 1);
     for (int i = 0; i < TILE; i++) turned[i] = _mm512_load_si512(sums + i * TILE);
     v_transpose((vec *)turned);
-    vec scales = p->w->scales ? _mm512_maskz_loadu_ps(mask, p->w->scales + row) : v_all(1.0f);
-    vec bias = p->w->bias ? _mm512_maskz_loadu_ps(mask, p->w->bias + row) : v_zero();
+    vec scales = p->of.w->scales ? _mm512_maskz_loadu_ps(mask, p->of.w->scales + row) : v_all(1.0f);
+    vec bias = p->of.w->bias ? _mm512_maskz_loadu_ps(mask, p->of.w->bias + row) : v_zero();
     for (int64_t i = 0; i < tokens; i++) {
-        float *to = p->out + (token + i) * p->out_stride + row;
+        float *to = p->of.out + (token + i) * p->of.out_stride + row;
         vec result = v_fma(_mm512_castsi512_ps(turned[i]), scales, bias);
-        if (p->add) result = v_add(result, _mm512_maskz_loadu_ps(mask, to));
+        if (p->of.add) result = v_add(result, _mm512_maskz_loadu_ps(mask, to));
         _mm512_mask_storeu_ps(to, mask, result);
     }
 }
@@ -132,7 +127,7 @@ static inline __attribute__((always_inline)) void multiply_strips(
     const tile_product *p, int64_t begin, int64_t end, char *buffers, const int64_t kind, const int64_t parts) {
     float sums[4 * TILE * TILE] __attribute__((aligned(64)));
     const int64_t block_bytes = p->steps * INPUT_PARTS * TILE_BYTES, strip_bytes = p->steps * STEP_BYTES(parts);
-    unpacking next = {begin * TILE, (strips(p->w) + begin) * TILE, 0, 0, buffers};
+    unpacking next = {begin * TILE, (strips(p->of.w) + begin) * TILE, 0, 0, buffers};
     unpack_some(p, &next, TILE * p->steps, kind, parts);
     for (int64_t number = begin; number < end; number++) {
         const int64_t first = next.first, second = next.second;
@@ -140,9 +135,9 @@ static inline __attribute__((always_inline)) void multiply_strips(
         const int64_t left = number + 1 < end ? 0 : TILE;  // after the last one there is nothing to unpack
         next = (unpacking){first + TILE, second + TILE, left, 0, buffers + (number + 1 - begin) % 2 * strip_bytes};
         WRITTEN;
-        for (int64_t token = 0; token < p->tokens; token += 2 * TILE) {
+        for (int64_t token = 0; token < p->of.tokens; token += 2 * TILE) {
             const char *inputs = p->inputs + token / TILE * block_bytes;
-            const char *beside = token + TILE < p->tokens ? inputs + block_bytes : NULL;
+            const char *beside = token + TILE < p->of.tokens ? inputs + block_bytes : NULL;
             multiply_strip(p, strip, inputs, beside, sums, &next, kind, parts);
             for (int tile = 0; tile < 4; tile++)
                 write_tile(p, sums + tile * TILE * TILE, tile % 2 ? second : first, token + tile / 2 * TILE);
@@ -154,29 +149,24 @@ static void strips_item(void *context, int64_t item) {
     const tile_product *p = context;
     char *buffers = scratch(0, (size_t)(2 * p->steps * STEP_BYTES(p->parts)));
     if (!buffers) abort();
-    const int64_t all = strips(p->w), begin = item * STRIPS, end = begin + STRIPS < all ? begin + STRIPS : all;
+    const int64_t all = strips(p->of.w), begin = item * STRIPS, end = begin + STRIPS < all ? begin + STRIPS : all;
     tiles_configure();
-    if (p->w->kind == HALF) multiply_strips(p, begin, end, buffers, HALF, 2);
-    else if (p->w->kind == BFLOAT) multiply_strips(p, begin, end, buffers, BFLOAT, 1);
+    if (p->of.w->kind == HALF) multiply_strips(p, begin, end, buffers, HALF, 2);
+    else if (p->of.w->kind == BFLOAT) multiply_strips(p, begin, end, buffers, BFLOAT, 1);
     else multiply_strips(p, begin, end, buffers, INT8, 1);
     _tile_release();
 }
 
-static void tile_linear(
-    const matrix *w, const float *x, int64_t x_stride, float *out, int64_t tokens, int64_t add, int64_t threads) {
-    tile_product p = {w, x, x_stride, out, w->rows, 0, add, (w->columns + DEPTH - 1) / DEPTH, w->kind == HALF ? 2 : 1, NULL};
-    int64_t block_bytes = p.steps * INPUT_PARTS * TILE_BYTES;
-    int64_t pass = INPUT_BYTES / block_bytes / 2 * 2 * TILE;
-    if (pass < 2 * TILE) pass = 2 * TILE;
-    int64_t blocks = ((tokens < pass ? tokens : pass) + TILE - 1) / TILE;
+static void tile_linear(const product *of, int64_t threads) {
+    tile_product p = {*of, (of->w->columns + DEPTH - 1) / DEPTH, of->w->kind == HALF ? 2 : 1, NULL};
+    const int64_t block_bytes = p.steps * INPUT_PARTS * TILE_BYTES, pass = pass_tokens(INPUT_BYTES, block_bytes);
+    const int64_t blocks = ((of->tokens < pass ? of->tokens : pass) + TILE - 1) / TILE;
     p.inputs = scratch(1, (size_t)(blocks * block_bytes));
     if (!p.inputs) abort();
-    for (int64_t token = 0; token < tokens; token += pass) {
-        p.x = x + token * x_stride;
-        p.out = out + token * w->rows;
-        p.tokens = tokens - token < pass ? tokens - token : pass;
-        parallel(pack_item, &p, (p.tokens + TILE - 1) / TILE, threads);
-        parallel(strips_item, &p, (strips(w) + STRIPS - 1) / STRIPS, threads);
+    for (int64_t token = 0; token < of->tokens; token += pass) {
+        p.of = some_tokens(of, token, token + pass);
+        parallel(pack_item, &p, (p.of.tokens + TILE - 1) / TILE, threads);
+        parallel(strips_item, &p, (strips(of->w) + STRIPS - 1) / STRIPS, threads);
     }
 }
 #endif

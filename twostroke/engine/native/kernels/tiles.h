@@ -53,6 +53,12 @@ static char *scratch(int which, size_t bytes) {
     return kept[which];
 }
 
+// How many tokens go through at once, so that their packed blocks take at most `most` bytes: whole pairs of blocks.
+static inline int64_t pass_tokens(int64_t most, int64_t block_bytes) {
+    const int64_t pairs = most / block_bytes / 2;
+    return (pairs < 1 ? 1 : pairs) * 2 * TILE;
+}
+
 // The bfloat16 number next to each, as float32.
 static inline vec v_upper(vec a) {
     __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(0x8000));
