@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.backends import BACKENDS, attention_bound
+from tests.support.backends import BACKENDS, attention_bound, native_backend
 from twostroke.engine.attention import AttentionShape
 from twostroke.engine.attention.reference import ReferenceAttention
 from twostroke.engine.backend import Backend
@@ -161,3 +161,15 @@ def test_single_tokens_after_contexts_of_any_length_are_right_together(backend: 
     check(
         backend, Case(group=2, kv_heads=1, width=64, page_tokens=16, spans=((600, 1),), seed=9, windows=(window, None))
     )
+
+
+def test_native_attention_is_the_same_for_every_number_of_threads() -> None:
+    spans = ((700, 1), (300, 1), (0, 1), (40, 130), (0, 9))
+    case = Case(group=3, kv_heads=3, width=64, page_tokens=16, spans=spans, seed=10)
+
+    def attended(threads: int) -> torch.Tensor:
+        cache, _, batch = case.caches()
+        attention = native_backend(threads=threads).attention(cache, case.shape())
+        return attention.attend(0, *case.tensors(len(batch.token_ids)), attention.plan(batch))
+
+    assert torch.equal(attended(1), attended(3))
