@@ -170,6 +170,7 @@ def test_native_attention_is_the_same_for_every_number_of_threads() -> None:
     def attended(threads: int) -> torch.Tensor:
         cache, _, batch = case.caches()
         attention = native_backend(threads=threads).attention(cache, case.shape())
-        return attention.attend(0, *case.tensors(len(batch.token_ids)), attention.plan(batch))
+        q, k, v = case.tensors(len(batch.token_ids))
+        return attention.attend(0, q, k, v, attention.plan(batch))
 
     assert torch.equal(attended(1), attended(3))

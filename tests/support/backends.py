@@ -45,3 +45,8 @@ BACKENDS: Mapping[str, Callable[[], Backend]] = {
 def attention_bound(backend: Backend) -> float:
     """How far attention may lie from float64, for inputs of unit size."""
     return 5e-5 if isinstance(backend, NativeBackend) and backend.on_tiles else 4e-6
+
+
+def chunks_bound(backend: Backend) -> float:
+    """How far logits of a tiny or small model may lie apart when a prompt runs in other chunks."""
+    return 1e-3 if isinstance(backend, NativeBackend) and backend.on_tiles else 2e-4
