@@ -38,7 +38,7 @@ def on_cpu(ground: Ground, mode: WeightMode = WeightMode.BF16) -> LoadedModel:
     """Load the model that judges."""
     threads = ground.size(THREADS, 1)
     torch.set_num_threads(threads)
-    return load_model(write_model(ground), mode=mode, backend=choose_backend(Device.CPU, threads=threads))
+    return load_model(write_model(ground), mode=mode, backend=choose_backend(Device.CPU, mode=mode, threads=threads))
 
 
 @torch.inference_mode()

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.support.backends import native_backend
 from twostroke.engine.backends import flashinfer
 from twostroke.engine.backends.choice import Device, choose_backend, default_mode
+from twostroke.engine.backends.native import NativeBackend
 from twostroke.engine.backends.torch import TorchBackend
 from twostroke.engine.cache import kv_dtype
 from twostroke.engine.cuda import package
@@ -86,3 +88,10 @@ def test_keys_and_values_are_named_after_what_is_computed_with() -> None:
     ]
     with pytest.raises(Internal, match="int8"):
         kv_dtype(torch.int8)
+
+
+def test_mode_f32_keeps_all_bits_in_attention_too() -> None:
+    native_backend()  # skips where nothing compiles
+    backend = choose_backend(Device.CPU, mode=WeightMode.F32)
+    assert isinstance(backend, NativeBackend)
+    assert not backend.on_tiles
