@@ -1,5 +1,5 @@
 // What happens between products, token by token: norms, rotations, gates.
-// Many tokens are shared among threads, a few thousand numbers at a time.
+// Many tokens are shared among threads, some ten thousand numbers at a time.
 #pragma once
 #include "pool.h"
 #include "vector.h"
