@@ -15,7 +15,7 @@ from bench.gpu.findings import Finding
 from bench.gpu.ground import Ground
 from bench.gpu.parity import compare_logits, judge, on_cpu, on_device
 from twostroke.engine.engine import Engine, EngineRequest, EngineSettings
-from twostroke.engine.mode import WeightMode
+from twostroke.engine.mode import KvMode, WeightMode
 from twostroke.engine.weights import LoadedModel
 from twostroke.kv.keys import root_key
 from twostroke.types import SamplingParams, StopConditions
@@ -51,7 +51,7 @@ async def _engine(ground: Ground, loaded: LoadedModel, reference: LoadedModel, *
         graphs=graphs,
     )
     began = time.perf_counter()
-    form = loaded.kv_format(dtype="bfloat16")
+    form = loaded.kv_format(kv=KvMode.BF16)
     async with Engine.start(settings, loaded.model, form) as engine:
         ground.notes.add(Finding(f"{name}, start", time.perf_counter() - began, "s"))
         prompts = [_prompt(5 + 9 * each, seed=each) for each in range(ground.size(8, 2))]

@@ -20,7 +20,7 @@ from twostroke.engine.cache import KvCache
 from twostroke.engine.cuda.graphs import DecodeGraphs
 from twostroke.engine.forward import EagerForward
 from twostroke.engine.matrix import Matrix
-from twostroke.engine.mode import WeightMode
+from twostroke.engine.mode import KvMode, WeightMode
 from twostroke.engine.weights import load_model
 from twostroke.kv.transport.pages import Row
 
@@ -99,7 +99,7 @@ def captured(ground: Ground, backend: FlashInferBackend) -> None:
     The two share sequences out differently, and layers amplify that rounding, so the bound is that of a whole model.
     """
     model = load_model(write_model(ground), mode=WeightMode.BF16, backend=backend)
-    form = model.kv_format(dtype="bfloat16")
+    form = model.kv_format(kv=KvMode.BF16)
     rows, length = 5, ground.size(700, 40)
     pages = -(-(length + 4) // form.block_tokens)
     caches = [KvCache(form, rows * pages + 1, ground.device) for _ in range(2)]

@@ -10,6 +10,7 @@ from tests.support.forward import all_logits
 from tests.support.judge import rejections
 from tests.support.oracle import Oracle
 from twostroke.engine.backends.choice import Device, choose_backend
+from twostroke.engine.mode import KvMode
 from twostroke.engine.weights import LoadedModel, WeightMode, load_model, read_config
 
 TOKENS = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2]
@@ -44,6 +45,12 @@ def test_chunks_score_as_a_whole(loaded: LoadedModel) -> None:
     whole, pieces = (all_logits(loaded, TOKENS, chunks=chunks) for chunks in ((), (16, 1, 33)))
     bound = 1e-4 if loaded.mode is WeightMode.F32 else 1e-3  # many tokens of packed modes go to tiles
     torch.testing.assert_close(pieces, whole, atol=bound, rtol=0)
+
+
+def test_keys_and_values_in_16_bits_move_logits_little(loaded: LoadedModel) -> None:
+    exact, rounded = (all_logits(loaded, TOKENS, kv=kv) for kv in (KvMode.F32, KvMode.F16))
+    assert 0 < float((exact - rounded).abs().max()) < 0.1
+    assert float((exact - rounded).abs().mean()) < 1e-2
 
 
 def test_greedy_tokens_are_the_best_of_transformers(

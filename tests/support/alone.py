@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.support.backends import CPU
 from twostroke.engine.engine import Engine, EngineSettings
 from twostroke.engine.matrix import WeightMode
+from twostroke.engine.mode import KvMode
 from twostroke.engine.sequence import EngineRequest
 from twostroke.engine.weights import load_model
 from twostroke.kv.keys import root_key
@@ -42,9 +43,11 @@ class Alone:
 
     @classmethod
     @asynccontextmanager
-    async def started(cls, model: Path, weights: WeightMode = WeightMode.F32) -> AsyncIterator[Alone]:
+    async def started(
+        cls, model: Path, weights: WeightMode = WeightMode.F32, kv: KvMode = KvMode.AUTO
+    ) -> AsyncIterator[Alone]:
         loaded = load_model(model, mode=weights, backend=CPU)
-        async with Engine.start(EngineSettings(pages=1_025), loaded.model, loaded.kv_format()) as engine:
+        async with Engine.start(EngineSettings(pages=1_025), loaded.model, loaded.kv_format(kv=kv)) as engine:
             yield cls(engine, Tokenizer(load_bundle(model)))
 
     async def answer(

@@ -8,18 +8,23 @@ import torch
 from torch import Tensor
 
 from twostroke.engine.batch import Segment, build_batch
-from twostroke.engine.cache import KvCache, kv_dtype
+from twostroke.engine.cache import KvCache
 from twostroke.engine.forward import EagerForward
+from twostroke.engine.mode import KvMode
 from twostroke.engine.weights import LoadedModel
 
 
-def all_logits(loaded: LoadedModel, tokens: Sequence[int], *, chunks: Iterable[int] = ()) -> Tensor:
+def all_logits(
+    loaded: LoadedModel, tokens: Sequence[int], *, chunks: Iterable[int] = (), kv: KvMode | None = None
+) -> Tensor:
     """Score every position of `tokens`: float32 [n, vocab].
 
-    `chunks` are the lengths to cut the prompt into; what they leave over runs as one last chunk.
+    `chunks` are the lengths to cut the prompt into; what they leave over runs as one last chunk. Keys and values keep
+    all bits unless `kv` says otherwise, or activations have fewer.
     """
     backend = loaded.model.backend
-    form = loaded.kv_format(dtype=kv_dtype(backend.dtype))
+    exact = KvMode.F32 if backend.dtype == torch.float32 else KvMode.AUTO
+    form = loaded.kv_format(kv=kv or exact)
     needed = -(-len(tokens) // form.block_tokens)
     cache = KvCache(form, needed + 1, backend.device)
     forward = EagerForward(loaded.model, backend.attention(cache, loaded.config.attention))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from twostroke.engine.batch import Segment, build_batch
 from twostroke.engine.cache import KvCache
+from twostroke.engine.mode import KvMode
 from twostroke.engine.noise import gumbel, stream_key
 from twostroke.engine.weights import LoadedModel
 from twostroke.types import SamplingParams
@@ -19,7 +20,7 @@ class Reference:
 
     def __init__(self, loaded: LoadedModel, prompt: Sequence[int], *, room: int) -> None:
         """Read `prompt`; `room` is the most tokens of an answer."""
-        form = loaded.kv_format()
+        form = loaded.kv_format(kv=KvMode.F32)
         pages = -(-(len(prompt) + room) // form.block_tokens)
         self._model = loaded.model
         self._block_tokens = form.block_tokens

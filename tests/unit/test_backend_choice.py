@@ -16,8 +16,9 @@ from twostroke.engine.backends.native import NativeBackend
 from twostroke.engine.backends.torch import TorchBackend
 from twostroke.engine.cache import kv_dtype
 from twostroke.engine.cuda import package
-from twostroke.engine.mode import WeightMode
-from twostroke.errors import BackendUnavailable, Internal
+from twostroke.engine.mode import KvMode, WeightMode
+from twostroke.errors import BackendUnavailable
+from twostroke.settings import InvalidSetting
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
@@ -80,14 +81,19 @@ def test_each_device_has_its_own_values_unless_told_otherwise() -> None:
     assert default_mode(SimpleNamespace(device=torch.device("cuda"))) is WeightMode.BF16  # type: ignore[arg-type]
 
 
-def test_keys_and_values_are_named_after_what_is_computed_with() -> None:
-    assert [kv_dtype(each) for each in (torch.float32, torch.bfloat16, torch.float16)] == [
-        "float32",
-        "bfloat16",
-        "float16",
-    ]
-    with pytest.raises(Internal, match="int8"):
-        kv_dtype(torch.int8)
+@pytest.mark.parametrize("weights", WeightMode)
+def test_on_a_cpu_keys_and_values_keep_all_bits_beside_weights_that_do(weights: WeightMode) -> None:
+    expected = "float32" if weights is WeightMode.F32 else "float16"
+    assert kv_dtype(KvMode.AUTO, weights, torch.float32) == expected
+    chosen = {kv: kv_dtype(kv, weights, torch.float32) for kv in (KvMode.F32, KvMode.F16, KvMode.BF16)}
+    assert chosen == {KvMode.F32: "float32", KvMode.F16: "float16", KvMode.BF16: "bfloat16"}
+
+
+def test_beside_activations_in_16_bits_keys_and_values_are_like_them_or_refused_by_name() -> None:
+    assert kv_dtype(KvMode.AUTO, WeightMode.BF16, torch.bfloat16) == "bfloat16"
+    assert kv_dtype(KvMode.F16, WeightMode.F16, torch.float16) == "float16"
+    with pytest.raises(InvalidSetting, match="--kv-dtype f32: beside activations in bfloat16"):
+        kv_dtype(KvMode.F32, WeightMode.BF16, torch.bfloat16)
 
 
 def test_mode_f32_keeps_all_bits_in_attention_too() -> None:

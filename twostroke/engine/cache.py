@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from twostroke.engine.cuda.pages import CudaCopyStream, StagedPages
+from twostroke.engine.mode import KvMode, WeightMode
 from twostroke.engine.native.memory import zeros_in_huge_pages
 from twostroke.errors import Internal
 from twostroke.kv.format import KvFormat
 from twostroke.kv.transport.pages import HostPages, Pages
+from twostroke.settings import InvalidSetting
 
 CPU = torch.device("cpu")
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # names as in KvFormat
+_MODES = {KvMode.F32: "float32", KvMode.BF16: "bfloat16", KvMode.F16: "float16"}
 
 
 class KvCache:
@@ -42,7 +45,10 @@ class KvCache:
         self.format = format
         self.pages = pages
         self.device = device
-        memory = _zeros(pages * format.block_bytes, device)
+        try:
+            memory = _zeros(pages * format.block_bytes, device)
+        except OSError as error:
+            raise Internal(f"no memory for {pages} pages of keys and values: {error}") from error
         self.data = memory.view(_DTYPES[format.dtype]).view(pages, *format.block_shape)
 
     def token_rows(self) -> Tensor:
@@ -64,15 +70,25 @@ class KvCache:
         self.data[target].copy_(self.data[source])
 
 
-def kv_dtype(dtype: torch.dtype) -> str:
-    """Name a dtype of keys and values as KvFormat does; raises Internal for one that pages cannot have."""
-    for name, known in _DTYPES.items():
-        if known == dtype:
-            return name
-    raise Internal(f"keys and values cannot be {dtype}")
+def kv_dtype(kv: KvMode, weights: WeightMode, activations: torch.dtype) -> str:
+    """Name, as KvFormat does, what keys and values are kept in.
+
+    Raises:
+        InvalidSetting: activations have 16 bits, and the kernels for these attend over nothing else.
+    """
+    if activations != torch.float32:
+        own = next(name for name, dtype in _DTYPES.items() if dtype == activations)
+        if _MODES.get(kv, own) != own:
+            raise InvalidSetting("kv_dtype", kv, f"beside activations in {own} keys and values are in {own} too")
+        return own
+    return _MODES[_beside(weights) if kv is KvMode.AUTO else kv]
+
+
+def _beside(weights: WeightMode) -> KvMode:
+    return KvMode.F32 if weights is WeightMode.F32 else KvMode.F16
 
 
 def _zeros(size: int, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(size, dtype=torch.uint8, device=device)
-    return zeros_in_huge_pages(size)  # torch's would touch, and so take, all of them now
+    return zeros_in_huge_pages(size, now=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from twostroke.engine.batch import Segment, build_batch
-from twostroke.engine.cache import KvCache, kv_dtype
+from twostroke.engine.cache import KvCache
 from twostroke.engine.forward import EagerForward
 from twostroke.engine.weights import LoadedModel
 
@@ -24,7 +24,7 @@ class Reader:
 
     def __init__(self, loaded: LoadedModel, *, sequences: int, tokens: int) -> None:
         self._model, backend = loaded.model, loaded.model.backend
-        form = loaded.kv_format(dtype=kv_dtype(backend.dtype))
+        form = loaded.kv_format()
         each = -(-tokens // form.block_tokens)
         cache = KvCache(form, 1 + sequences * each, backend.device)
         self._forward = EagerForward(loaded.model, backend.attention(cache, loaded.config.attention))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twostroke.engine.backend import Backend
+from twostroke.engine.cache import kv_dtype
 from twostroke.engine.config import ModelConfig
 from twostroke.engine.loading.checkpoint import Checkpoint, TensorSource
 from twostroke.engine.loading.digests import FileState, states, weights_digest
@@ -22,6 +23,7 @@ from twostroke.engine.loading.prepared import Damaged, PreparedFile, PreparedPar
 from twostroke.engine.loading.shards import SafetensorsSource
 from twostroke.engine.loading.shelf import WeightsCache
 from twostroke.engine.matrix import WeightMode
+from twostroke.engine.mode import KvMode
 from twostroke.engine.models import CausalModel
 from twostroke.engine.models.registry import FAMILIES
 from twostroke.errors import ModelError
@@ -41,8 +43,12 @@ class LoadedModel:
     mode: WeightMode
     weights_digest: bytes  # 16 bytes over the files and the arithmetic; the mode is told apart by KvFormat
 
-    def kv_format(self, *, block_tokens: int = 16, dtype: str = "float32") -> KvFormat:
-        """Name the bytes that this model's keys and values make."""
+    def kv_format(self, *, block_tokens: int = 16, kv: KvMode = KvMode.AUTO) -> KvFormat:
+        """Name the bytes that this model's keys and values make.
+
+        Raises:
+            InvalidSetting: the device attends over no such numbers.
+        """
         return KvFormat(
             model=self.config.name,
             weights_digest=self.weights_digest,
@@ -51,7 +57,7 @@ class LoadedModel:
             kv_heads=self.config.num_kv_heads,
             head_dim=self.config.head_dim,
             block_tokens=block_tokens,
-            dtype=dtype,
+            dtype=kv_dtype(kv, self.mode, self.model.backend.dtype),
             rope_digest=self.config.rope_digest,
         )
 

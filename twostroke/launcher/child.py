@@ -112,9 +112,7 @@ class Child:
         if self._told_to_stop.is_set():  # while it was being started
             self.kill()
         if self.spec.role.is_worker:
-            with contextlib.suppress(ProcessLookupError):  # dead already; the wait below tells
-                niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + WORKER_NICENESS)
-                os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
+            _lower(process.pid)
         try:
             await self._listen(process)
             return await process.wait()
@@ -153,6 +151,18 @@ class Child:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
+
+
+def _lower(pid: int) -> None:
+    """Let the processor prefer others to a process that was started in a session of its own.
+
+    Linux's scheduler may share processors between sessions first, and then looks at the session's niceness alone.
+    """
+    niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + WORKER_NICENESS)
+    with contextlib.suppress(OSError):  # dead already, which who waits for it will say
+        os.setpriority(os.PRIO_PROCESS, pid, niceness)
+    with contextlib.suppress(OSError):  # not every system has this
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
 
 
 def _ended(status: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twostroke.engine.device import Device
-from twostroke.engine.mode import WeightMode
+from twostroke.engine.mode import KvMode, WeightMode
 from twostroke.settings import InvalidSetting, parse_bytes, setting
 
 MAX_WORKERS = 16  # of a role, on one machine
@@ -34,6 +34,10 @@ class UpOptions:
         "", help="folder to keep prepared weights in, or off; by default TWOSTROKE_CACHE or ~/.cache/twostroke"
     )
     threads: int | None = setting(None, help="threads of one pass of each worker; by default those that are idle")
+    kv_dtype: KvMode = setting(
+        KvMode.AUTO,
+        help="numbers of keys and values: f32, f16 or bf16; auto is f32 beside weights in f32, else 16 bits",
+    )
     kv_bytes: str = setting("512MiB", help="memory of each worker for pages of keys and values")
     arena_bytes: str = setting("1GiB", help="shared memory for stored blocks")
     arena_directory: Path | None = setting(

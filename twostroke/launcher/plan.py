@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twostroke.engine.device import Device
+from twostroke.engine.mode import KvMode
 from twostroke.launcher.options import UpOptions
 
 
@@ -109,6 +110,7 @@ def _worker(options: UpOptions, site: Site, place: Place) -> tuple[str, ...]:
         *(("--weights", options.weights) if options.weights else ()),
         *(("--weights-cache", options.weights_cache) if options.weights_cache else ()),
         *(("--threads", str(options.threads)) if options.threads else ()),
+        *(() if options.kv_dtype is KvMode.AUTO else ("--kv-dtype", options.kv_dtype)),
         *("--kv-bytes", options.kv_bytes),
         *_shared(options),
     )

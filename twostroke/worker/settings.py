@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from twostroke.engine.device import Device
-from twostroke.engine.mode import WeightMode
+from twostroke.engine.mode import KvMode, WeightMode
 from twostroke.engine.settings import EngineSettings
 from twostroke.kv.blocks import TransportChoice
 from twostroke.kv.format import KvFormat
@@ -34,6 +34,10 @@ class WorkerSettings:
     weights_cache_bytes: str = setting("20GiB", help="most that all prepared weights may take; the oldest go first")
     device: Device = setting(Device.AUTO, help="where to compute: auto, cpu or cuda; auto takes a GPU that works")
     block_tokens: int = setting(16, help="tokens per block; every worker and store must agree")
+    kv_dtype: KvMode = setting(
+        KvMode.AUTO,
+        help="numbers of keys and values: f32, f16 or bf16; auto is f32 beside weights in f32, else 16 bits",
+    )
     kv_bytes: str = setting("1GiB", help="memory for pages of keys and values")
     tokens_per_step: int = setting(
         512, help="tokens of one forward pass; running streams first, prompts share the rest"

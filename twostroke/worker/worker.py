@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twostroke.engine.backends.choice import choose_backend, default_mode, usable_processors
-from twostroke.engine.cache import kv_dtype
 from twostroke.engine.cuda.kernels import prepare_kernels
 from twostroke.engine.engine import Engine
 from twostroke.engine.loading.shelf import WeightsCache
@@ -73,7 +72,7 @@ async def started(settings: WorkerSettings) -> AsyncIterator[Worker]:
         asyncio.to_thread(load_bundle, settings.model),
     )
     backend = loaded.model.backend
-    kv_format = loaded.kv_format(block_tokens=settings.block_tokens, dtype=kv_dtype(backend.dtype))
+    kv_format = loaded.kv_format(block_tokens=settings.block_tokens, kv=settings.kv_dtype)
     async with (
         Engine.start(settings.engine(pages=settings.pages(kv_format)), loaded.model, kv_format) as engine,
         BlockStoreClient.opened(
@@ -89,6 +88,7 @@ async def started(settings: WorkerSettings) -> AsyncIterator[Worker]:
             extra={
                 "model": kv_format.model,
                 "weights": kv_format.weight_mode,
+                "kv": kv_format.dtype,
                 "pages": engine.cache.pages,
                 "backend": backend.name,
                 "device": str(backend.device),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import threading
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 _CHUNK_BYTES = 1 << 26
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which mmap does not name
 _LINE = 64  # bytes of a cache line
 
 
@@ -31,9 +33,23 @@ class HugePages:
         return room.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-def zeros_in_huge_pages(size: int) -> Tensor:
-    """Return uint8 [size] of zeros that the kernel backs on first touch, by huge pages where it has them."""
+def zeros_in_huge_pages(size: int, *, now: bool = False) -> Tensor:
+    """Return uint8 [size] of zeros that the kernel backs on first touch, by huge pages where it has them.
+
+    Args:
+        size: bytes.
+        now: back them at once, where the kernel can: a first touch under load may take tens of milliseconds.
+
+    Raises:
+        OSError: so much is not to be had.
+    """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
+    if now:
+        try:
+            memory.madvise(_POPULATE_WRITE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # which means: before Linux 5.14
+                raise
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,7 +1,8 @@
 // Threads that share the items of a region. A thread that is late costs nothing: whoever is there takes the next item.
-// One that was interrupted within an item holds up the region, which is how a busy machine shows: then fewer threads take
-// part for a while, and more again later. So a worker uses a second core only while nobody else wants it.
+// One that was interrupted within an item holds up the region, which is how a busy machine shows: when that costs too much
+// of what the helpers save, they rest until a core has nothing to do. So a worker leaves a second core to who wants it.
 #pragma once
+#include "idle.h"
 #include <immintrin.h>
 #include <pthread.h>
 #include <sched.h>
@@ -12,9 +13,12 @@
 
 #define MAX_THREADS 64
 #define SPINS 4000       // looks before a waiting thread sleeps: some tens of microseconds, the pause between two layers
-#define STALL 0.0015     // seconds for which the end of a region may wait; items take less
-#define FIRST_REST 0.05  // seconds with fewer helpers after a stall, and twice as long after each that follows soon
+#define PRICE 0.33       // of what helpers save is spent on waiting for them at most ...
+#define CREDIT 0.01      // ... once so many seconds of saved waiting are used up
+#define FIRST_REST 0.1   // seconds with fewer helpers then, and twice as long after each rest that follows soon
 #define LONGEST_REST 2.0
+#define LOOK 0.1         // seconds from one look for an idle core to the next
+#define IDLE 0.4         // of a core, which is then taken to be idle
 
 typedef void (*item_function)(void *context, int64_t item);
 
@@ -27,7 +31,9 @@ static struct {
     int64_t items;
     int helpers;           // threads started
     int allowed;           // helpers that may take part now
+    double credit;          // seconds of waiting that are not spent yet
     double rest, rest_end;  // how long a rest is, and when the last one ends
+    double looked, idle;    // when idle_seconds() was asked last, and what it said
     atomic_int guests;     // helpers that this region still admits
     atomic_int inside;     // helpers that may look at the region
     atomic_uint epoch;     // counts regions
@@ -37,6 +43,7 @@ static struct {
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .wake = PTHREAD_COND_INITIALIZER,
     .allowed = MAX_THREADS,
+    .credit = CREDIT,
 };
 
 static void pool_take(void) {
@@ -78,32 +85,47 @@ static double pool_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+// Say whether a core has been idle since the last look; yes where nobody can tell.
+static int pool_finds_core(double now) {
+    const double before = pool.idle, since = now - pool.looked;
+    pool.looked = now;
+    pool.idle = idle_seconds();
+    return pool.idle < 0 || pool.idle - before >= IDLE * since;
+}
+
 static int pool_invited(int wanted) {
     if (pool.allowed < wanted) {
-        double now = pool_now();
+        const double now = pool_now();
         if (now >= pool.rest_end) {
-            pool.allowed = pool.allowed ? 2 * pool.allowed : 1;
-            pool.rest_end = now + pool.rest;
+            const int more = pool.allowed ? 2 * pool.allowed : 1, found = pool_finds_core(now);
+            if (found) pool.allowed = more;
+            pool.rest_end = now + (found ? pool.rest : LOOK);
         }
     }
     return pool.allowed < wanted ? pool.allowed : wanted;
 }
 
-// Wait for the helpers to leave; when that takes longer than what they can have saved, invite half as many for a while.
-static void pool_close(int helpers, double begun) {
-    atomic_store(&pool.guests, 0);
-    if (atomic_load(&pool.inside) == 0) return;
-    double since = pool_now();
-    for (int spins = 0; atomic_load(&pool.inside) > 0;) {
-        if (++spins < SPINS) _mm_pause();
-        else sched_yield();
-    }
-    double now = pool_now();
-    if (now - since < STALL || now - since < (since - begun) * helpers / (helpers + 1)) return;
+static void pool_rest(int helpers, double now) {
     pool.allowed = helpers / 2;
     pool.rest = now < pool.rest_end + pool.rest ? 2 * pool.rest : FIRST_REST;
     if (pool.rest > LONGEST_REST) pool.rest = LONGEST_REST;
     pool.rest_end = now + pool.rest;
+    pool.credit = CREDIT;
+    pool_finds_core(now);
+}
+
+// Wait for the helpers to leave, and weigh that against the time that the caller would have needed for their items.
+static void pool_close(int helpers, double begun) {
+    atomic_store(&pool.guests, 0);
+    const double since = pool_now();
+    for (int spins = 0; atomic_load(&pool.inside) > 0;) {
+        if (++spins < SPINS) _mm_pause();
+        else sched_yield();
+    }
+    const double now = pool_now();
+    pool.credit += PRICE * helpers * (since - begun) - (now - since);
+    if (pool.credit > CREDIT) pool.credit = CREDIT;
+    if (pool.credit < 0) pool_rest(helpers, now);
 }
 
 // Call run(context, i) for every i below `items` on up to `threads` threads, the caller's included; return when all
