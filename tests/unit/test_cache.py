@@ -1,5 +1,8 @@
 """The pages of keys and values, as tensor, token rows and bytes."""
 
+import mmap
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -29,6 +32,23 @@ def test_all_views_are_the_same_memory() -> None:
     assert cache.rows()[4].view("<f4").sum() == 1.5
     cache.rows()[4] = 0
     assert not cache.data.any()
+
+
+def test_memory_is_taken_at_the_start() -> None:
+    before = resident_bytes()
+    cache = KvCache(FORMAT, 1 + (64 << 20) // FORMAT.block_bytes)
+    taken = resident_bytes() - before
+    assert taken > 60 << 20
+    assert not cache.data.any()
+
+
+def test_pages_that_memory_has_no_room_for_are_refused() -> None:
+    with pytest.raises(Internal, match="no memory for"):
+        KvCache(FORMAT, (1 << 50) // FORMAT.block_bytes)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def test_a_copied_page_is_equal_and_apart() -> None:

@@ -8,12 +8,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.support.tiny import write_tiny
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
+from twostroke.engine.mode import KvMode
 from twostroke.launcher.options import MAX_PORT, UpOptions
 from twostroke.launcher.plan import Role, plan
 from twostroke.launcher.preflight import state_directory, survey
@@ -151,6 +153,13 @@ def test_the_plan_starts_the_store_first_and_the_router_last(options: UpOptions)
     specs = plan(replace(options, prefill=2), survey(replace(options, prefill=2)))
     assert [spec.name for spec in specs] == ["kvstore", "prefill-1", "prefill-2", "decode-1", "router"]
     assert specs[0].role is Role.KVSTORE
+
+
+@pytest.mark.parametrize(("kv", "told"), [(KvMode.AUTO, False), (KvMode.BF16, True)])
+def test_workers_are_told_what_keys_and_values_are_kept_in(options: UpOptions, kv: KvMode, told: bool) -> None:
+    chosen = replace(options, kv_dtype=kv)
+    for spec in plan(chosen, survey(chosen))[1:3]:
+        assert (("--kv-dtype", kv) in pairwise(spec.arguments)) is told
 
 
 def test_the_router_is_told_where_every_worker_listens(options: UpOptions) -> None:
