@@ -6,6 +6,16 @@
 #include "paged.h"
 
 #define STRIP 4  // queries side by side
+
+// Do `work` for the next `strip` of `left` rows, a number that the compiler knows, and go on behind them.
+#define EACH_STRIP(left, work, row)                                  \
+    do {                                                             \
+        const int64_t rows_left = left;                              \
+        if (rows_left >= 4) { enum { strip = 4 }; work; row += 4; }  \
+        else if (rows_left == 3) { enum { strip = 3 }; work; row += 3; } \
+        else if (rows_left == 2) { enum { strip = 2 }; work; row += 2; } \
+        else { enum { strip = 1 }; work; row += 1; }                 \
+    } while (0)
 #define SOON 8   // tokens whose keys are asked for ahead
 
 // Running softmax of each row: what was largest, what the weights sum to, and the weighted values.
@@ -48,42 +58,57 @@ static void weigh(workspace *s, int64_t row, int64_t start, int64_t count, int64
     s->total[row] += v_sum(sum);
 }
 
+// Scores of neighbouring heads that share a key, which is read once.
+static inline __attribute__((always_inline)) void score_heads(
+    const attention *a, workspace *s, const char *key, int64_t head, int64_t row, int64_t token, const int strip,
+    const int64_t kind) {
+    const int64_t head_dim = a->kv->head_dim;
+    vec sums[STRIP];
+    for (int i = 0; i < strip; i++) sums[i] = v_zero();
+    for (int64_t d = 0; d < head_dim; d += LANES) {
+        const vec part = v_load_number(key, head * head_dim + d, kind);
+        for (int i = 0; i < strip; i++) sums[i] = v_fma(part, v_load(s->queries[row + i] + d), sums[i]);
+    }
+    for (int i = 0; i < strip; i++) s->scores[(row + i) * BLOCK + token] = v_sum(sums[i]) * a->kv->scale;
+}
+
 // Scores of one query's rows by dot products, token by token, all heads together: pages are read as they lie.
 static inline __attribute__((always_inline)) void score_few(
     const attention *a, workspace *s, const char *const *keys, const char *const *values, int64_t count, int64_t rows,
     const int64_t kind) {
-    const int64_t head_dim = a->kv->head_dim, group = a->kv->group, wide = rows / group * head_dim * kind_bytes(kind);
+    const int64_t group = a->kv->group, wide = rows / group * a->kv->head_dim * kind_bytes(kind);
     for (int64_t token = 0; token < count; token++) {
         for (int64_t byte = 0; byte < wide; byte += 64) {
             _mm_prefetch(values[token] + byte, _MM_HINT_T0);
             if (token + SOON < count) _mm_prefetch(keys[token + SOON] + byte, _MM_HINT_T0);
         }
-        for (int64_t row = 0; row < rows; row++) {
-            vec sum = v_zero();
-            for (int64_t d = 0; d < head_dim; d += LANES)
-                sum = v_fma(v_load_number(keys[token], row / group * head_dim + d, kind), v_load(s->queries[row] + d), sum);
-            s->scores[row * BLOCK + token] = v_sum(sum) * a->kv->scale;
+        for (int64_t head = 0, row = 0; row < rows; head++)
+            for (int64_t end = row + group; row < end;)
+                EACH_STRIP(end - row, score_heads(a, s, keys[token], head, row, token, strip, kind), row);
+    }
+}
+
+// Add the weighted values of a block to neighbouring heads that share them, LANES of each at a time.
+static inline __attribute__((always_inline)) void add_heads(
+    const attention *a, workspace *s, const char *const *values, int64_t count, int64_t head, int64_t row, const int strip,
+    const int64_t kind) {
+    const int64_t head_dim = a->kv->head_dim;
+    for (int64_t d = 0; d < head_dim; d += LANES) {
+        vec sums[STRIP];
+        for (int i = 0; i < strip; i++) sums[i] = v_load(s->values + (row + i) * head_dim + d);
+        for (int64_t token = 0; token < count; token++) {
+            const vec value = v_load_number(values[token], head * head_dim + d, kind);
+            for (int i = 0; i < strip; i++) sums[i] = v_fma(v_all(s->scores[(row + i) * BLOCK + token]), value, sums[i]);
         }
+        for (int i = 0; i < strip; i++) v_store(s->values + (row + i) * head_dim + d, sums[i]);
     }
 }
 
 static inline __attribute__((always_inline)) void add_few(
     const attention *a, workspace *s, const char *const *values, int64_t count, int64_t rows, const int64_t kind) {
-    const int64_t head_dim = a->kv->head_dim, group = a->kv->group;
-    for (int64_t first = 0, strip; first < rows; first += strip) {
-        const int64_t head = first / group, left = (head + 1) * group - first;
-        strip = left < STRIP ? left : STRIP;
-        for (int64_t d = 0; d < head_dim; d += LANES) {
-            vec sums[STRIP];
-            for (int64_t i = 0; i < strip; i++) sums[i] = v_load(s->values + (first + i) * head_dim + d);
-            for (int64_t token = 0; token < count; token++) {
-                vec value = v_load_number(values[token], head * head_dim + d, kind);
-                for (int64_t i = 0; i < strip; i++)
-                    sums[i] = v_fma(v_all(s->scores[(first + i) * BLOCK + token]), value, sums[i]);
-            }
-            for (int64_t i = 0; i < strip; i++) v_store(s->values + (first + i) * head_dim + d, sums[i]);
-        }
-    }
+    for (int64_t head = 0, row = 0; row < rows; head++)
+        for (int64_t end = row + a->kv->group; row < end;)
+            EACH_STRIP(end - row, add_heads(a, s, values, count, head, row, strip, kind), row);
 }
 
 // Bring a block's keys, turned, and values into the workspace as float32; tokens beyond `count` become zeros.
