@@ -15,10 +15,10 @@ import twostroke
 from twostroke.launcher.backoff import Backoff
 from twostroke.launcher.journal import Journal, Line
 from twostroke.launcher.plan import ChildSpec
+from twostroke.launcher.priority import lower
 
 MAX_LINE_BYTES = 1 << 20
 MISUSED = 2  # exit status of a service that was told something wrong: it would say the same again
-WORKER_NICENESS = 5  # below the router, which must answer while workers compute
 KILL_SECONDS = 5.0
 # `python -m` looks for modules where it runs first: there, a `services` folder of the user cannot stand in for ours.
 PACKAGE_HOME = Path(twostroke.__file__).resolve().parents[1]
@@ -111,10 +111,9 @@ class Child:
         )
         if self._told_to_stop.is_set():  # while it was being started
             self.kill()
-        if self.spec.role.is_worker:
-            _lower(process.pid)
+        lowering = lower(process.pid) if self.spec.role.is_worker else asyncio.sleep(0)
         try:
-            await self._listen(process)
+            await asyncio.gather(self._listen(process), lowering)
             return await process.wait()
         except asyncio.CancelledError:
             self._signal(signal.SIGKILL)
@@ -151,18 +150,6 @@ class Child:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
-
-
-def _lower(pid: int) -> None:
-    """Let the processor prefer others to a process that was started in a session of its own.
-
-    Linux's scheduler may share processors between sessions first, and then looks at the session's niceness alone.
-    """
-    niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + WORKER_NICENESS)
-    with contextlib.suppress(OSError):  # dead already, which who waits for it will say
-        os.setpriority(os.PRIO_PROCESS, pid, niceness)
-    with contextlib.suppress(OSError):  # not every system has this
-        Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
 
 
 def _ended(status: int) -> str:
