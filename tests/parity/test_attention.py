@@ -11,8 +11,10 @@ from tests.support.backends import BACKENDS, attention_bound, native_backend
 from twostroke.engine.attention import AttentionShape
 from twostroke.engine.attention.reference import ReferenceAttention
 from twostroke.engine.backend import Backend
+from twostroke.engine.backends.flashinfer import FlashInferBackend
 from twostroke.engine.batch import Batch, Segment, build_batch
 from twostroke.engine.cache import KvCache
+from twostroke.errors import Internal
 from twostroke.kv.format import KvFormat
 
 LAYERS = 2
@@ -174,3 +176,17 @@ def test_native_attention_is_the_same_for_every_number_of_threads() -> None:
         return attention.attend(0, q, k, v, attention.plan(batch))
 
     assert torch.equal(attended(1), attended(3))
+
+
+@pytest.mark.parametrize("tokens", [1, 24])
+def test_a_key_or_value_that_16_bits_do_not_hold_fails_the_step(backend: Backend, tokens: int) -> None:
+    if isinstance(backend, FlashInferBackend):
+        pytest.skip("keys and values have as many bits as activations there")
+    case = Case(group=2, kv_heads=2, width=64, page_tokens=4, spans=((0, tokens),), seed=1, dtype="float16")
+    ours, _, batch = case.caches()
+    attention = backend.attention(ours, case.shape())
+    for which in (1, 2):
+        heads = [each.clone() for each in case.tensors(tokens)]
+        heads[which][-1, 1, 3] = -1e5
+        with pytest.raises(Internal, match="too large for 16 bits"):
+            attention.attend(0, *heads, attention.plan(batch))

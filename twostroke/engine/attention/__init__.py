@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from twostroke.engine.batch import Batch
 
+TOO_LARGE = "a key or value is too large for 16 bits; --kv-dtype bf16 or f32 holds it"
+
 Plan = Any  # what a backend's `plan` returned; only the same backend's `attend` looks inside
 
 

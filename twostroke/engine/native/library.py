@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 HALF, BFLOAT, INT8, FLOAT = range(4)  # kinds of number
 
@@ -79,12 +79,13 @@ class Library:
         self.gated = self._function("gated", c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64)
         placed = (c_void_p, c_int64)  # numbers, and from one token to the next
         self.append = self._function("append", c_void_p, c_int64, *placed, *placed, c_void_p, c_void_p, c_int64)
+        self._library.twostroke_append.restype = c_int64  # whether the pages' numbers hold what was written
         self.attend = self._function("attend", c_void_p, c_int64, c_int64, c_int64)
         prepare = self._library.twostroke_prepare
         prepare.restype, prepare.argtypes = c_int64, ()
         self.has_tiles = bool(prepare())
 
-    def _function(self, name: str, *arguments: type) -> Callable[..., None]:
+    def _function(self, name: str, *arguments: type) -> Callable[..., Any]:
         function = getattr(self._library, f"twostroke_{name}")
         function.restype, function.argtypes = None, arguments
-        return cast("Callable[..., None]", function)
+        return cast("Callable[..., Any]", function)
