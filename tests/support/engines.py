@@ -20,7 +20,9 @@ from tests.support.backends import CPU
 from tests.support.tiny import write_tiny
 from tests.support.tiny_tokenizer import VOCAB_SIZE
 from twostroke.engine.attention import AttentionBackend, Plan
+from twostroke.engine.batch import Batch
 from twostroke.engine.engine import Engine, EngineRequest, EngineSettings, StepOutput
+from twostroke.engine.mode import KvMode
 from twostroke.engine.models import CausalModel
 from twostroke.engine.weights import LoadedModel, WeightMode, load_model
 from twostroke.types import FinishReason, SamplingParams, StopConditions, Token
@@ -58,10 +60,12 @@ def asked(
 
 
 @asynccontextmanager
-async def engine_of(model: CausalModel | None = None, *, pages: int = 129, **settings: Any) -> AsyncIterator[Engine]:
+async def engine_of(
+    model: CausalModel | None = None, *, pages: int = 129, kv: KvMode = KvMode.AUTO, **settings: Any
+) -> AsyncIterator[Engine]:
     """An engine that proves on leaving that every page came back."""
     chosen = EngineSettings(**{"pages": pages, "tokens_per_step": 64, "max_running": 16} | settings)
-    async with Engine.start(chosen, model or tiny().model, tiny().kv_format()) as engine:
+    async with Engine.start(chosen, model or tiny().model, tiny().kv_format(kv=kv)) as engine:
         yield engine
         await engine.idle()
         load = engine.load()
@@ -113,9 +117,9 @@ async def split(prefill: Engine, decode: Engine, request: EngineRequest) -> Answ
 
 
 class Fragile:
-    """The tiny model with four tokens on which it fails or waits: a model as bad as a model can be."""
+    """The tiny model with five tokens on which it fails or waits: a model as bad as a model can be."""
 
-    SPOILS, RAISES, KILLS, WAITS = range(VOCAB_SIZE - 4, VOCAB_SIZE)
+    SPOILS, RAISES, KILLS, WAITS, GROWS = range(VOCAB_SIZE - 5, VOCAB_SIZE)
 
     def __init__(self) -> None:
         self.backend = CPU
@@ -132,8 +136,21 @@ class Fragile:
         if (token_ids == self.WAITS).any():
             self.entered.set()
             self.gate.wait(30)
-        hidden = self._model.forward(token_ids, positions, attention, plan)
+        hidden = self._model.forward(token_ids, positions, _Growing(attention, token_ids == self.GROWS), plan)
         return torch.where((token_ids == self.SPOILS)[:, None], torch.nan, hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)
+
+
+class _Growing:
+    """Attention to values that are a million times as large at some tokens."""
+
+    def __init__(self, attention: AttentionBackend, at: Tensor) -> None:
+        self._attention, self._growth = attention, torch.where(at, 1e6, 1.0)[:, None, None]
+
+    def plan(self, batch: Batch) -> Plan:
+        return self._attention.plan(batch)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+        return self._attention.attend(layer, q, k, v * self._growth, plan)

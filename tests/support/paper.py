@@ -54,7 +54,7 @@ class Paper:
                 page = chunk.sequence.pages[position // PAGE_TOKENS]
                 slots = self.pages.setdefault(page, [0] * PAGE_TOKENS)
                 slots[position % PAGE_TOKENS] = chunk.sequence.tokens[position]
-        return {chunk.sequence: self._sampled(chunk.sequence) for chunk in step.chunks if chunk.samples}
+        return {chunk.sequence: self._sampled(chunk.sequence) if chunk.samples else () for chunk in step.chunks}
 
     def _sampled(self, sequence: Sequence) -> tuple[Token, ...]:
         read = [slot for page in sequence.pages for slot in self.pages.get(page, [0] * PAGE_TOKENS)]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.engines import Fragile, answer, asked, engine_of, outputs_of, prompt_of, tiny
 from twostroke.engine.engine import Engine, EngineSettings
+from twostroke.engine.mode import KvMode
 from twostroke.errors import ContextTooLong, Internal, InvalidRequest, Overloaded, Unavailable
 
 
@@ -101,6 +102,23 @@ async def test_logits_that_are_not_numbers_fail_their_request_alone() -> None:
         assert isinstance(spoiled, Internal)
         assert not isinstance(given, BaseException)
         assert given.ids == (await answer(engine, replace(good, root=b"again"))).ids
+
+
+@pytest.mark.parametrize("bad", [Fragile.SPOILS, Fragile.GROWS])
+async def test_numbers_that_are_none_in_the_midst_of_a_prompt_end_it_alone_and_nothing_of_it_is_cached(
+    bad: int,
+) -> None:
+    clean, other = asked(prompt_of(60), root=b"shared"), asked(prompt_of(20))
+    broken = replace(clean, prompt=(*clean.prompt[:20], bad, *clean.prompt[20:]))
+    async with engine_of(Fragile(), kv=KvMode.F16, max_chunk=48) as engine:
+        spoiled, beside = await asyncio.gather(answer(engine, broken), answer(engine, other), return_exceptions=True)
+        assert isinstance(spoiled, Internal)
+        assert "not finite" in str(spoiled)
+        assert not isinstance(beside, BaseException)
+        given = await answer(engine, clean)
+        assert given.cached == 0
+        assert given.ids == (await answer(engine, replace(clean, root=b"again"))).ids
+        assert beside.ids == (await answer(engine, replace(other, root=b"again"))).ids
 
 
 async def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on() -> None:

@@ -20,6 +20,8 @@ from twostroke.engine.validation import Bounds
 from twostroke.errors import Internal, TwostrokeError
 from twostroke.types import Token
 
+_SPOILED = "the numbers of the model are not finite, or leave no token; --kv-dtype f32 holds larger keys and values"
+
 _log = logging.getLogger(__name__)
 
 
@@ -27,7 +29,7 @@ class StepRunner(Protocol):
     """What turns a step into tokens: `Runner`, or arithmetic on paper."""
 
     def run(self, step: Step) -> Mapping[Sequence, tuple[Token, ...]]:
-        """Return the tokens of each sequence whose chunk samples; a sequence that cannot be sampled is absent."""
+        """Return each sequence's tokens, none where its chunk does not sample; one that came to nothing is absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +126,8 @@ class EngineCore:
             failure = Internal(f"the step failed: {type(error).__name__}")
             return deliveries + [self._end(chunk.sequence, failure) for chunk in step.chunks]
         self._steps += 1
-        spoiled = [chunk.sequence for chunk in step.chunks if chunk.samples and chunk.sequence not in sampled]
-        deliveries += [self._end(sequence, Internal("the logits hold no token to choose")) for sequence in spoiled]
+        spoiled = [chunk.sequence for chunk in step.chunks if chunk.sequence not in sampled]
+        deliveries += [self._end(sequence, Internal(_SPOILED)) for sequence in spoiled]  # nothing of it is published
         return deliveries + [self._deliver(*progress) for progress in self._scheduler.settle(step, sampled)]
 
     def load(self) -> EngineLoad:

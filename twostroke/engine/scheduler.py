@@ -122,10 +122,10 @@ class Scheduler:
 
         Args:
             step: as planned; sequences removed since then are passed over.
-            sampled: tokens of each sequence whose chunk samples, one per choice.
+            sampled: tokens of each sequence, one per choice, none where its chunk does not sample.
         """
         return [
-            (chunk.sequence, self._progress(chunk, sampled.get(chunk.sequence, ())))
+            (chunk.sequence, self._progress(chunk, sampled[chunk.sequence]))
             for chunk in step.chunks
             if chunk.sequence.state is SequenceState.RUNNING
         ]

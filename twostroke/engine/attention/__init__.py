@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from twostroke.engine.batch import Batch
-
-TOO_LARGE = "a key or value is too large for 16 bits; --kv-dtype bf16 or f32 holds it"
 
 Plan = Any  # what a backend's `plan` returned; only the same backend's `attend` looks inside
 
@@ -40,3 +39,14 @@ class AttentionBackend(Protocol):
 
         The three may be views with a stride between tokens; heads and their dimensions are contiguous.
         """
+
+
+def as_kept(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn keys or values into a cache's dtype.
+
+    What it cannot hold becomes NaN: an infinite key could leave a score of -inf, a token that is silently passed over.
+    """
+    if numbers.dtype == dtype:
+        return numbers
+    nan = float("nan")
+    return numbers.to(dtype).nan_to_num_(nan=nan, posinf=nan, neginf=nan)

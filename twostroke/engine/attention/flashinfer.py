@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from twostroke.engine.attention import AttentionShape
+from twostroke.engine.attention import AttentionShape, as_kept
 from twostroke.engine.attention.captured import DecodeSlots
 from twostroke.engine.attention.wrappers import LAYOUT, PageTable, Wrapper, Wrappers, run
 from twostroke.engine.batch import Batch
@@ -77,8 +77,8 @@ class FlashInferAttention:
         """Write k, v [T, Hkv, D] into their pages, then attend q [T, H, D]; returns [T, H, D]."""
         table, pages = plan.table, self._layers[layer]
         self._package.append_paged_kv_cache(
-            k.to(self._dtype),  # the kernel takes it for granted
-            v.to(self._dtype),
+            as_kept(k, self._dtype),  # the kernel takes the dtype for granted
+            as_kept(v, self._dtype),
             table.batch_indices,
             table.positions,
             pages,

@@ -10,11 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from twostroke.engine.attention import TOO_LARGE, AttentionShape
+from twostroke.engine.attention import AttentionShape
 from twostroke.engine.batch import Batch
 from twostroke.engine.cache import KvCache
 from twostroke.engine.native.library import BFLOAT, FLOAT, HALF, CAttention, CCache, Library
-from twostroke.errors import Internal
 
 Ints = npt.NDArray[np.int64]
 Items = npt.NDArray[np.int32]
@@ -100,7 +99,7 @@ class NativeAttention:
         """Write k, v [T, Hkv, D] into their pages, then attend q [T, H, D]; returns [T, H, D]."""
         library, tokens, described = self._library, q.shape[0], plan.described
         out = torch.empty(q.shape)
-        fits = library.append(
+        library.append(
             self._cache_address,
             layer,
             k.data_ptr(),
@@ -111,8 +110,6 @@ class NativeAttention:
             plan.slot_offset,
             tokens,
         )
-        if not fits:
-            raise Internal(TOO_LARGE)
         described.layer = layer
         described.window = self._shape.windows[layer] or 0
         described.q, described.q_stride, described.out = q.data_ptr(), q.stride(0), out.data_ptr()

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from twostroke.engine.attention import TOO_LARGE, AttentionShape
+from twostroke.engine.attention import AttentionShape, as_kept
 from twostroke.engine.attention.sights import Sight, Table
 from twostroke.engine.batch import Batch
 from twostroke.engine.cache import KvCache
-from twostroke.errors import Internal
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,7 @@ class TorchAttention:
         """Write k, v [T, Hkv, D] into their pages, then attend q [T, H, D]; returns [T, H, D]."""
         part, scale = self._parts[layer], self._shape.scale
         sight = plan.sights[self._shape.windows[layer]]
-        k, v = k.to(self._rows.dtype), v.to(self._rows.dtype)  # what is attended now is what later steps will read
-        if k.dtype != torch.float32 and not (k.isfinite().all() and v.isfinite().all()):
-            raise Internal(TOO_LARGE)
+        k, v = as_kept(k, self._rows.dtype), as_kept(v, self._rows.dtype)  # attended now as later steps will read them
         part[0].index_copy_(0, plan.slots, k)
         part[1].index_copy_(0, plan.slots, v)
         if len(sight.decodes) == 1 and not sight.chunks:

@@ -79,7 +79,6 @@ class Library:
         self.gated = self._function("gated", c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64)
         placed = (c_void_p, c_int64)  # numbers, and from one token to the next
         self.append = self._function("append", c_void_p, c_int64, *placed, *placed, c_void_p, c_void_p, c_int64)
-        self._library.twostroke_append.restype = c_int64  # whether the pages' numbers hold what was written
         self.attend = self._function("attend", c_void_p, c_int64, c_int64, c_int64)
         prepare = self._library.twostroke_prepare
         prepare.restype, prepare.argtypes = c_int64, ()

@@ -64,16 +64,14 @@ void twostroke_gated(const float *gate_up, float *out, int64_t tokens, int64_t s
     parallel(gate_item, &g, item_count(tokens, g.each), threads);
 }
 
-// Write keys and values of `tokens` into their pages, [kv_heads, head_dim] each; return whether their 16 bits hold them.
-int64_t twostroke_append(
+// Write keys and values of `tokens` into their pages, [kv_heads, head_dim] each.
+void twostroke_append(
     const cache *kv, int64_t layer, const float *keys, int64_t keys_stride, const float *values, int64_t values_stride,
     const int64_t *slot_page, const int64_t *slot_offset, int64_t tokens) {
-    int fits = 1;
     for (int64_t token = 0; token < tokens; token++) {
-        fits &= append_row(kv, layer, 0, slot_page[token], slot_offset[token], keys + token * keys_stride);
-        fits &= append_row(kv, layer, 1, slot_page[token], slot_offset[token], values + token * values_stride);
+        append_row(kv, layer, 0, slot_page[token], slot_offset[token], keys + token * keys_stride);
+        append_row(kv, layer, 1, slot_page[token], slot_offset[token], values + token * values_stride);
     }
-    return fits;
 }
 
 static void attend_item(void *context, int64_t number) {

@@ -59,7 +59,7 @@ static inline int64_t pass_tokens(int64_t most, int64_t block_bytes) {
     return (pairs < 1 ? 1 : pairs) * 2 * TILE;
 }
 
-// The bfloat16 number next to each, as float32.
+// The bfloat16 number next to each, as float32; a NaN stays one unless all its bits are set, and no instruction makes that.
 static inline vec v_upper(vec a) {
     __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(0x8000));
     return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32((int)0xffff0000)));

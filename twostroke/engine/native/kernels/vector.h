@@ -87,10 +87,10 @@ static inline uint16_t to_bfloat(float value) {  // to nearest, ties to even; a 
     return (uint16_t)((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
 }
 
-// e^a to about one unit in the last place, for a <= 88; below -87 it is zero, at -inf too. Cephes' polynomial
-// (S. Moshier, expf) after Cody and Waite's two-part reduction by ln 2.
+// e^a to about one unit in the last place, for a <= 88; below -87 it is zero, at -inf too; a NaN stays one, which is why it is
+// the second operand of v_max. Cephes' polynomial (S. Moshier, expf) after Cody and Waite's two-part reduction by ln 2.
 static inline vec v_exp(vec a) {
-    vec clamped = v_max(a, v_all(-88.0f));
+    vec clamped = v_max(v_all(-88.0f), a);
     vec n = v_round(v_mul(clamped, v_all(1.44269504088896341f)));
     vec r = v_fma(n, v_all(-0.693359375f), clamped);
     r = v_fma(n, v_all(2.12194440e-4f), r);
@@ -102,17 +102,17 @@ static inline vec v_exp(vec a) {
     p = v_fma(p, r, v_all(5.0000001201e-1f));
     vec e = v_scale2(v_add(v_fma(v_mul(r, r), p, r), v_all(1.0f)), n);
 #if LANES == 16
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, v_all(-87.0f), _CMP_GE_OQ), e);
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, v_all(-87.0f), _CMP_NLT_UQ), e);
 #else
-    return _mm256_and_ps(e, _mm256_cmp_ps(a, v_all(-87.0f), _CMP_GE_OQ));
+    return _mm256_and_ps(e, _mm256_cmp_ps(a, v_all(-87.0f), _CMP_NLT_UQ));
 #endif
 }
 
 #if LANES == 16
-// 2^a to two units in the last place, for a <= 127; below -150 it is zero, at -inf too. The polynomial has the least relative
-// error on [-1/2, 1/2].
+// 2^a to two units in the last place, for a <= 127; below -150 it is zero, at -inf too; a NaN stays one. The polynomial has the
+// least relative error on [-1/2, 1/2].
 static inline vec v_exp2(vec a) {
-    const vec clamped = v_max(a, v_all(-200.0f)), r = _mm512_reduce_ps(clamped, 0);
+    const vec clamped = v_max(v_all(-200.0f), a), r = _mm512_reduce_ps(clamped, 0);
     vec p = v_all(1.32647e-3f);
     p = v_fma(p, r, v_all(9.67151e-3f));
     p = v_fma(p, r, v_all(5.550734e-2f));
