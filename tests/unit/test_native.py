@@ -162,13 +162,31 @@ def test_the_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert stat.S_IMODE((tmp_path / "native").stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("compiler", ["/does/not/exist", "false"])
+def test_the_compiler_may_be_a_command_of_several_words_and_is_asked_again_once_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native_backend()
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nexec cc "$@"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", f"env -u UNUSED '{compiler}'")
+    for made in 1, 1, 2:
+        if made == 2:
+            os.utime(compiler, (0, 0))
+        load_kernels()
+        assert len(list((tmp_path / "native").iterdir())) == made
+
+
+@pytest.mark.parametrize("compiler", ["/does/not/exist", "false", "'"])
 def test_without_a_working_compiler_the_reason_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
 ) -> None:
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
     monkeypatch.setenv("CC", compiler)
-    with pytest.raises(Unavailable, match="x86_64" if os.uname().machine != "x86_64" else "could not be built"):
+    with pytest.raises(
+        Unavailable, match="x86_64" if os.uname().machine != "x86_64" else "could not be built|no command"
+    ):
         load_kernels()
     assert list((tmp_path / "native").glob("*")) == []
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -40,9 +41,7 @@ def load_kernels(processor: str = "native") -> Library:
     """
     if platform.machine() != "x86_64":
         raise Unavailable(f"the kernels are written for x86_64, not {platform.machine()}")
-    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if compiler is None:
-        raise Unavailable("no C compiler is on the PATH")
+    compiler = _compiler()
     try:
         folder = cache_folder(os.environ) / "native"
         make_private(folder)  # what lies in it becomes code of this process
@@ -54,13 +53,32 @@ def load_kernels(processor: str = "native") -> Library:
         raise Unavailable(f"the kernels could not be built: {_shown(error)}") from error
 
 
-def _fingerprint(compiler: str, processor: str) -> str:
+def _compiler() -> tuple[str, ...]:
+    """Return the command that CC names, which may have arguments and be behind another, or the first usual one."""
+    try:
+        told = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise Unavailable(f"CC names no command: {error}") from error
+    command = told or [name for name in ("cc", "gcc", "clang") if shutil.which(name)][:1]
+    if not command:
+        raise Unavailable("no C compiler is on the PATH")
+    return tuple(command)
+
+
+def _fingerprint(compiler: Sequence[str], processor: str) -> str:
     digest = blake2b(digest_size=16)
-    for part in (compiler, processor, *_FLAGS, _features()):
+    for part in (*compiler, *_versions(compiler), processor, *_FLAGS, _features()):
         digest.update(part.encode() + b"\0")
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.read_bytes())
     return digest.hexdigest()
+
+
+def _versions(compiler: Sequence[str]) -> Iterator[str]:
+    """Yield what changes when one of the programs is upgraded, without starting it."""
+    for path in filter(None, map(shutil.which, compiler)):
+        status = Path(path).stat()
+        yield f"{Path(path).resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
 def _features() -> str:
@@ -72,10 +90,10 @@ def _features() -> str:
     return next((line for line in lines if line.startswith("flags")), platform.processor())
 
 
-def _compile(compiler: str, processor: str, path: Path) -> None:
+def _compile(compiler: Sequence[str], processor: str, path: Path) -> None:
     with _temporary(path) as made:
         _log.info("compiling the kernels for this processor (%s)", processor)
-        command = (compiler, f"-march={processor}", *_FLAGS, str(_SOURCES / "kernels.c"), "-o", str(made), "-lm")
+        command = (*compiler, f"-march={processor}", *_FLAGS, str(_SOURCES / "kernels.c"), "-o", str(made), "-lm")
         subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_SECONDS)
         made.replace(path)
 

@@ -1,5 +1,6 @@
 // The engine's own kernels for CPUs, as Python calls them: twostroke/engine/native/library.py declares the same.
 // Tensors are row-major float32 unless a kind says otherwise; a stride counts numbers from one token to the next.
+#define _GNU_SOURCE  // sched_getaffinity
 #include "attention.h"
 #include "few.h"
 #include "pool.h"

@@ -21,7 +21,10 @@ typedef struct {
     float *scales;  // [tokens, rounded up]: what a token's integers are to be multiplied by
 } integer_product;
 
-static int fits_integers(const matrix *w) { return w->kind == INT8 && w->columns % BYTES == 0 && w->rows % (2 * TILE) == 0; }
+// Sums of more columns could exceed 32 bits: a digit times a weight is 128 * 127 at most.
+static int fits_integers(const matrix *w) {
+    return w->kind == INT8 && w->columns % BYTES == 0 && w->columns <= 1 << 17 && w->rows % (2 * TILE) == 0;
+}
 
 // Sixty-four numbers as digits: the byte i of each integer is digit i plus 128.
 static inline __attribute__((always_inline)) void split_digits(const float *x, vec factor, __m512i *digits) {

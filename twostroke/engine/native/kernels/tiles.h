@@ -41,7 +41,8 @@ static void tiles_configure(void) {
     _tile_loadconfig(&shape);
 }
 
-// A buffer of the calling thread that lives as long as it does; NULL when there is no memory.
+// A buffer that the calling thread keeps for its next call, and for good: threads that call are few and last. NULL when there is no
+// memory.
 static char *scratch(int which, size_t bytes) {
     static __thread char *kept[2];
     static __thread size_t size[2];
