@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from twostroke.engine.cache import KvCache
+from twostroke.engine.native.room import free_bytes
 from twostroke.errors import Internal
 from twostroke.kv.format import KvFormat
 
@@ -34,17 +35,23 @@ def test_all_views_are_the_same_memory() -> None:
     assert not cache.data.any()
 
 
-def test_memory_is_taken_at_the_start() -> None:
+async def test_memory_can_be_taken_before_it_is_needed() -> None:
+    cache = KvCache(FORMAT, 1 + (200 << 20) // FORMAT.block_bytes)
     before = resident_bytes()
-    cache = KvCache(FORMAT, 1 + (64 << 20) // FORMAT.block_bytes)
+    await cache.take_memory()
     taken = resident_bytes() - before
-    assert taken > 60 << 20
+    assert taken > 190 << 20
     assert not cache.data.any()
 
 
-def test_pages_that_memory_has_no_room_for_are_refused() -> None:
+def test_pages_that_no_address_space_has_room_for_are_refused() -> None:
     with pytest.raises(Internal, match="no memory for"):
         KvCache(FORMAT, (1 << 50) // FORMAT.block_bytes)
+
+
+async def test_pages_that_memory_has_no_room_for_are_refused_when_it_is_taken() -> None:
+    with pytest.raises(Internal, match="no memory for"):
+        await KvCache(FORMAT, 2 + int(free_bytes()) // FORMAT.block_bytes).take_memory()
 
 
 def resident_bytes() -> int:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -9,7 +15,8 @@ from torch import Tensor
 
 from twostroke.engine.cuda.pages import CudaCopyStream, StagedPages
 from twostroke.engine.mode import KvMode, WeightMode
-from twostroke.engine.native.memory import zeros_in_huge_pages
+from twostroke.engine.native.memory import back_now, zeros_in_huge_pages
+from twostroke.engine.native.room import free_bytes
 from twostroke.errors import Internal
 from twostroke.kv.format import KvFormat
 from twostroke.kv.transport.pages import HostPages, Pages
@@ -18,6 +25,7 @@ from twostroke.settings import InvalidSetting
 CPU = torch.device("cpu")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # names as in KvFormat
+_PIECE_BYTES = 1 << 26
 _MODES = {KvMode.F32: "float32", KvMode.BF16: "bfloat16", KvMode.F16: "float16"}
 
 
@@ -45,11 +53,23 @@ class KvCache:
         self.format = format
         self.pages = pages
         self.device = device
-        try:
+        with self._memory_or_internal():
             memory = _zeros(pages * format.block_bytes, device)
-        except OSError as error:
-            raise Internal(f"no memory for {pages} pages of keys and values: {error}") from error
         self.data = memory.view(_DTYPES[format.dtype]).view(pages, *format.block_shape)
+
+    async def take_memory(self) -> None:
+        """Have all pages backed by the host's memory before they are needed, piece by piece in another thread.
+
+        Raises:
+            Internal: it has no room for them.
+        """
+        if self.device.type != "cpu":
+            return
+        with self._memory_or_internal():
+            if self.data.nbytes > free_bytes():  # else the kernel would end a process
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+            for piece in torch.split(self.data.view(-1).view(torch.uint8), _PIECE_BYTES):
+                await asyncio.to_thread(back_now, piece)
 
     def token_rows(self) -> Tensor:
         """Return the same memory with one row a token: [pages * layers * 2 * block_tokens, kv_heads, head_dim]."""
@@ -68,6 +88,16 @@ class KvCache:
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page's bytes over another's (copy-on-write of a shared tail)."""
         self.data[target].copy_(self.data[source])
+
+    @contextmanager
+    def _memory_or_internal(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            size = self.pages * self.format.block_bytes
+            raise Internal(
+                f"no memory for {size} bytes of keys and values ({error}); ask for fewer kv bytes"
+            ) from error
 
 
 def kv_dtype(kv: KvMode, weights: WeightMode, activations: torch.dtype) -> str:
@@ -91,4 +121,4 @@ def _beside(weights: WeightMode) -> KvMode:
 def _zeros(size: int, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(size, dtype=torch.uint8, device=device)
-    return zeros_in_huge_pages(size, now=True)
+    return zeros_in_huge_pages(size)

@@ -78,10 +78,11 @@ class Engine:
         sequences that are still open get Unavailable.
 
         Raises:
-            Internal: the warm-up failed.
+            Internal: the warm-up failed, or memory has no room for the pages.
         """
         engine = cls(settings, model, format)
         engine._warn_if_small()
+        await engine.cache.take_memory()
         await asyncio.to_thread(engine._runner.prepare)  # nothing else uses the runner yet
         engine._exchange.start()
         try:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import mmap
+import os
 import threading
+from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -33,23 +38,37 @@ class HugePages:
         return room.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-def zeros_in_huge_pages(size: int, *, now: bool = False) -> Tensor:
+def zeros_in_huge_pages(size: int) -> Tensor:
     """Return uint8 [size] of zeros that the kernel backs on first touch, by huge pages where it has them.
 
-    Args:
-        size: bytes.
-        now: back them at once, where the kernel can: a first touch under load may take tens of milliseconds.
-
     Raises:
-        OSError: so much is not to be had.
+        OSError: the address space, or the machine's limit on promises, has no room for so many bytes.
     """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    if now:
-        try:
-            memory.madvise(_POPULATE_WRITE)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # which means: before Linux 5.14
-                raise
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def back_now(memory: Tensor) -> None:
+    """Back a part of `zeros_in_huge_pages` at once, where the kernel can: under load a first touch takes milliseconds.
+
+    The part must begin on a page's boundary. Other threads go on meanwhile.
+
+    Raises:
+        OSError: the kernel says that so much is not to be had; it may also end a process instead (see `free_bytes`).
+    """
+    if _madvise(memory.data_ptr(), memory.nbytes, _POPULATE_WRITE) != 0:
+        number = ctypes.get_errno()
+        if number != errno.EINVAL:  # which means: before Linux 5.14
+            raise OSError(number, os.strerror(number))
+
+
+def _system_madvise() -> Callable[[int, int, int], int]:
+    function = ctypes.CDLL(None, use_errno=True).madvise  # mmap's own would hold the interpreter
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+    return cast("Callable[[int, int, int], int]", function)
+
+
+_madvise = _system_madvise()
