@@ -111,9 +111,11 @@ class Child:
         )
         if self._told_to_stop.is_set():  # while it was being started
             self.kill()
-        lowering = lower(process.pid) if self.spec.role.is_worker else asyncio.sleep(0)
+        jobs = [self._listen(process)]
+        if self.spec.role.is_worker:
+            jobs.append(lower(process.pid))
         try:
-            await asyncio.gather(self._listen(process), lowering)
+            await asyncio.gather(*jobs)
             return await process.wait()
         except asyncio.CancelledError:
             self._signal(signal.SIGKILL)
