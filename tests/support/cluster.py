@@ -23,7 +23,7 @@ from services.router.settings import DispatchSettings, RouterSettings
 from tests.support.tiny import write_tiny
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 from twostroke.client import Client
-from twostroke.engine.matrix import WeightMode
+from twostroke.engine.mode import KvMode, WeightMode
 from twostroke.kv.blocks import TransportChoice
 from twostroke.rpc.server import ServerSettings
 from twostroke.telemetry import Telemetry
@@ -49,6 +49,7 @@ class Shape:
     prefill: int = 1
     decode: int = 1
     weights: WeightMode = WeightMode.F32
+    kv: KvMode = KvMode.AUTO
     tokens_per_step: int = 512
     max_chunk: int | None = None
     max_running: int = 64
@@ -158,6 +159,7 @@ def _worker(shape: Shape, kvstore: str) -> dict[str, Any]:
         "kvstore": kvstore,
         "weights": shape.weights,
         "weights_cache": "off",
+        "kv_dtype": shape.kv,
         "kv_bytes": shape.kv_bytes,
         "tokens_per_step": shape.tokens_per_step,
         "max_chunk": shape.max_chunk,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -13,7 +16,7 @@ from tests.support.alone import Alone
 from tests.support.cluster import Shape, started, tiny_model
 from tests.support.launched import launched
 from tests.support.routed import Answering, Question
-from twostroke.engine.mode import WeightMode
+from twostroke.engine.mode import KvMode, WeightMode
 from twostroke.errors import FormatMismatch
 from twostroke.kv.keys import block_keys, request_root
 from twostroke.types import RequestContext, SamplingParams, StopConditions
@@ -31,10 +34,22 @@ def prompt_of(length: int) -> tuple[int, ...]:
     return tuple(dice.randrange(256) for _ in range(length))
 
 
-@pytest.mark.parametrize("mode", WeightMode)
-async def test_two_workers_write_what_one_engine_in_the_same_mode_would(model: Path, mode: WeightMode) -> None:
+def logged(state: Path, event: str) -> list[Mapping[str, Any]]:
+    """What all services wrote about an event."""
+    lines = [json.loads(line) for path in state.glob("*/*.log") for line in path.read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+@pytest.mark.parametrize(
+    ("mode", "kv"),
+    [*((mode, KvMode.AUTO) for mode in WeightMode), (WeightMode.INT8, KvMode.F32), (WeightMode.F32, KvMode.BF16)],
+)
+async def test_two_workers_write_what_one_engine_in_the_same_mode_would(
+    model: Path, mode: WeightMode, kv: KvMode
+) -> None:
     samplings = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, seed=5))
-    async with started(Shape(model=model, weights=mode, max_chunk=64)) as cluster, Alone.started(model, mode) as alone:
+    shape = Shape(model=model, weights=mode, kv=kv, max_chunk=64)
+    async with started(shape) as cluster, Alone.started(model, mode, kv) as alone:
         for length in (1, 16, 33, 500):
             for sampling in samplings:
                 question = Question(prompt=prompt_of(length), sampling=sampling, stops=STOPS)
@@ -71,6 +86,19 @@ async def test_blocks_of_one_mode_are_unknown_to_every_other(model: Path) -> Non
             if not shared:
                 with pytest.raises(FormatMismatch, match=f"weight_mode differs: f16 here, {mode} at a stranger"):
                     cluster.node.attach(kv_format, "a stranger")
+
+
+async def test_a_store_refuses_keys_and_values_of_another_dtype_by_name(model: Path) -> None:
+    async with started(Shape(model=model)) as cluster:
+        other = cluster.prefill[0].loaded.kv_format(kv=KvMode.F16)
+        with pytest.raises(FormatMismatch, match="dtype differs: float32 here, float16 at a stranger"):
+            cluster.node.attach(other, "a stranger")
+
+
+async def test_up_keeps_keys_and_values_in_the_dtype_it_is_told(tmp_path: Path) -> None:
+    async with launched(tmp_path, "--kv-dtype", "bf16") as cluster:
+        await cluster.ready()
+    assert [event["kv"] for event in logged(tmp_path / "state", "model ready")] == ["bfloat16", "bfloat16"]
 
 
 @pytest.mark.parametrize("mode", [WeightMode.BF16, WeightMode.INT8])

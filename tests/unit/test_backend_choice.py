@@ -17,7 +17,7 @@ from twostroke.engine.backends.torch import TorchBackend
 from twostroke.engine.cache import kv_dtype
 from twostroke.engine.cuda import package
 from twostroke.engine.mode import KvMode, WeightMode
-from twostroke.errors import BackendUnavailable
+from twostroke.errors import BackendUnavailable, Internal
 from twostroke.settings import InvalidSetting
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -94,6 +94,8 @@ def test_beside_activations_in_16_bits_keys_and_values_are_like_them_or_refused_
     assert kv_dtype(KvMode.F16, WeightMode.F16, torch.float16) == "float16"
     with pytest.raises(InvalidSetting, match="--kv-dtype f32: beside activations in bfloat16"):
         kv_dtype(KvMode.F32, WeightMode.BF16, torch.bfloat16)
+    with pytest.raises(Internal, match="float64"):
+        kv_dtype(KvMode.AUTO, WeightMode.F32, torch.float64)
 
 
 def test_mode_f32_keeps_all_bits_in_attention_too() -> None:

@@ -105,9 +105,12 @@ def kv_dtype(kv: KvMode, weights: WeightMode, activations: torch.dtype) -> str:
 
     Raises:
         InvalidSetting: activations have 16 bits, and the kernels for these attend over nothing else.
+        Internal: activations are of a dtype that no cache has.
     """
     if activations != torch.float32:
-        own = next(name for name, dtype in _DTYPES.items() if dtype == activations)
+        own = next((name for name, dtype in _DTYPES.items() if dtype == activations), None)
+        if own is None:
+            raise Internal(f"no cache is kept in {activations}")
         if _MODES.get(kv, own) != own:
             raise InvalidSetting("kv_dtype", kv, f"beside activations in {own} keys and values are in {own} too")
         return own
