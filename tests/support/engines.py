@@ -23,7 +23,7 @@ from twostroke.engine.attention import AttentionBackend, Plan
 from twostroke.engine.batch import Batch
 from twostroke.engine.engine import Engine, EngineRequest, EngineSettings, StepOutput
 from twostroke.engine.mode import KvMode
-from twostroke.engine.models import CausalModel
+from twostroke.engine.models import Begun, CausalModel
 from twostroke.engine.weights import LoadedModel, WeightMode, load_model
 from twostroke.types import FinishReason, SamplingParams, StopConditions, Token
 
@@ -128,7 +128,7 @@ class Fragile:
         self.entered = threading.Event()
         self.gate = threading.Event()
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend, plan: Plan) -> Tensor:
+    def begin(self, token_ids: Tensor, positions: Tensor) -> Begun:
         if (token_ids == self.RAISES).any():
             raise RuntimeError("broken kernel")
         if (token_ids == self.KILLS).any():
@@ -136,8 +136,12 @@ class Fragile:
         if (token_ids == self.WAITS).any():
             self.entered.set()
             self.gate.wait(30)
-        hidden = self._model.forward(token_ids, positions, _Growing(attention, token_ids == self.GROWS), plan)
-        return torch.where((token_ids == self.SPOILS)[:, None], torch.nan, hidden)
+        return *self._model.begin(token_ids, positions), token_ids == self.SPOILS, token_ids == self.GROWS
+
+    def layers(self, begun: Begun, attention: AttentionBackend, plan: Plan) -> Tensor:
+        *rest, spoils, grows = begun
+        hidden = self._model.layers(tuple(rest), _Growing(attention, grows), plan)
+        return torch.where(spoils[:, None], torch.nan, hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)

@@ -10,6 +10,7 @@ from torch import Tensor
 from twostroke.engine.batch import Segment, build_batch
 from twostroke.engine.cache import KvCache
 from twostroke.engine.mode import KvMode
+from twostroke.engine.models import forward
 from twostroke.engine.noise import gumbel, stream_key
 from twostroke.engine.weights import LoadedModel
 from twostroke.types import SamplingParams
@@ -47,4 +48,4 @@ class Reference:
     @torch.inference_mode()
     def _hidden(self, tokens: Sequence[int], start: int) -> Tensor:
         batch = build_batch([Segment(tokens, start, self._pages, sample=True)], self._block_tokens)
-        return self._model.forward(batch.token_ids, batch.positions, self._attention, self._attention.plan(batch))
+        return forward(self._model, batch.token_ids, batch.positions, self._attention, self._attention.plan(batch))

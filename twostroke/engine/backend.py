@@ -58,7 +58,13 @@ class Backend(Protocol):
         """Bring a norm's weights (float32 [n]) to where `rms_norm` wants them."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """Divide each vector of x [..., n] by its root mean square and scale by weight [n] (arXiv:1910.07467)."""
+        """Divide each vector of x by its root mean square and scale by weight [n] (arXiv:1910.07467).
+
+        x is [T, n] or [T, H, n]; there may be gaps between tokens, and nowhere else.
+        """
+
+    def add(self, into: Tensor, more: Tensor) -> None:
+        """Add [T, n] to `into` [T, n], in place; neither has gaps."""
 
     def rotate(self, heads: Tensor, rotation: Tensor) -> None:
         """Rotate heads [T, H, D] in place; rotation is float32 [T, D]: cosines [D / 2], then sines."""

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
 
+from twostroke.engine.backends.steps import forward_on
 from twostroke.engine.cache import KvCache
 from twostroke.engine.core import EngineCore
-from twostroke.engine.cuda.graphs import forward_on
 from twostroke.engine.exchange import Exchange
 from twostroke.engine.models import CausalModel
 from twostroke.engine.outputs import EngineLoad, FilledBlock, StepOutput

@@ -9,7 +9,7 @@ from torch import Tensor
 from twostroke.engine.attention import AttentionBackend
 from twostroke.engine.batch import Batch
 from twostroke.engine.cuda.fence import upload
-from twostroke.engine.models import CausalModel
+from twostroke.engine.models import CausalModel, forward
 
 
 class Forward(Protocol):
@@ -36,4 +36,4 @@ class EagerForward:
         device = self._model.backend.device
         plan = self._attention.plan(batch)
         token_ids, positions = upload(batch.token_ids, device), upload(batch.positions, device)
-        return self._model.forward(token_ids, positions, self._attention, plan)
+        return forward(self._model, token_ids, positions, self._attention, plan)

@@ -32,16 +32,14 @@ def can_attend(shape: AttentionShape) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NativePlan:
-    """What is the same for all layers of a step; the batch stays alive with it, since the kernels point into it."""
+    """What is the same for all layers of a step, as the kernels see it, and the memory that they see it in."""
 
+    described: CAttention
+    address: int  # of `described`
     batch: Batch
     items: Tensor  # int32 [n, 7], as in kernels/paged.h
     merges: Tensor  # int32 [m, 5]
     partial: Tensor  # float32, what the parts of a cut context leave
-    described: CAttention
-    address: int
-    slot_page: int
-    slot_offset: int
 
 
 class NativeAttention:
@@ -49,7 +47,7 @@ class NativeAttention:
 
     def __init__(self, cache: KvCache, shape: AttentionShape, library: Library, threads: int, *, tiles: bool) -> None:
         form = cache.format
-        self._library, self._threads, self._shape = library, threads, shape
+        self.library, self._threads, self._shape = library, threads, shape
         self._data = cache.data
         self._tiles = tiles
         self._cache = CCache(
@@ -62,7 +60,6 @@ class NativeAttention:
             kind=_KINDS[cache.data.dtype],
             scale=shape.scale,
         )
-        self._cache_address = ctypes.addressof(self._cache)
         self._group = shape.heads // shape.kv_heads
         # Key-value heads of an item of one token.
         self._together = shape.kv_heads if shape.heads <= _MOST_ROWS else 1
@@ -75,45 +72,26 @@ class NativeAttention:
         partial = torch.empty(slots * self._together * self._group * (self._shape.head_dim + 2))
         described = CAttention(
             kv=ctypes.pointer(self._cache),
+            slot_page=batch.slot_page.data_ptr(),
+            slot_offset=batch.slot_offset.data_ptr(),
             qo_indptr=batch.qo_indptr.data_ptr(),
             kv_indptr=batch.kv_indptr.data_ptr(),
             kv_indices=batch.kv_indices.data_ptr(),
             kv_last_page_len=batch.kv_last_page_len.data_ptr(),
             items=items.data_ptr(),
             merges=merges.data_ptr(),
+            item_count=len(items),
+            merge_count=len(merges),
             partial=partial.data_ptr(),
             tiles=self._tiles,
         )
-        return NativePlan(
-            batch=batch,
-            items=items,
-            merges=merges,
-            partial=partial,
-            described=described,
-            address=ctypes.addressof(described),
-            slot_page=batch.slot_page.data_ptr(),
-            slot_offset=batch.slot_offset.data_ptr(),
-        )
+        return NativePlan(described, ctypes.addressof(described), batch, items, merges, partial)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: NativePlan) -> Tensor:
         """Write k, v [T, Hkv, D] into their pages, then attend q [T, H, D]; returns [T, H, D]."""
-        library, tokens, described = self._library, q.shape[0], plan.described
-        out = torch.empty(q.shape)
-        library.append(
-            self._cache_address,
-            layer,
-            k.data_ptr(),
-            k.stride(0),
-            v.data_ptr(),
-            v.stride(0),
-            plan.slot_page,
-            plan.slot_offset,
-            tokens,
-        )
-        described.layer = layer
-        described.window = self._shape.windows[layer] or 0
-        described.q, described.q_stride, described.out = q.data_ptr(), q.stride(0), out.data_ptr()
-        library.attend(plan.address, len(plan.items), len(plan.merges), self._threads)
+        out, step, window = torch.empty(q.shape), plan.address, self._shape.windows[layer] or 0
+        self.library.append(step, layer, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), q.shape[0])
+        self.library.attend(step, layer, window, q.data_ptr(), q.stride(0), out.data_ptr(), self._threads)
         return out
 
     def _cut(self, batch: Batch) -> tuple[Items, Items, int]:

@@ -79,6 +79,10 @@ class FlashInferBackend:
         normed: Tensor = self._package.rmsnorm(x, weight, epsilon, enable_pdl=False)
         return normed
 
+    def add(self, into: Tensor, more: Tensor) -> None:
+        """Add in place."""
+        into.add_(more)
+
     def rotate(self, heads: Tensor, rotation: Tensor) -> None:
         """Rotate in place, by a table that has a row for each token instead of one for each position."""
         tokens, _, size = heads.shape

@@ -96,15 +96,17 @@ class NativeBackend(TorchBackend):
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Normalize the last dimension."""
-        out = torch.empty(x.shape)
-        size = x.shape[-1]
-        if x.dim() == 2 or x.is_contiguous():
-            stride = x.stride(0) if x.dim() == 2 else size
-            self._library.rms_norm(
-                x.data_ptr(), stride, weight.data_ptr(), epsilon, out.data_ptr(), x.numel() // size, size, self._threads
-            )
-            return out
-        return super().rms_norm(x, weight, epsilon)
+        out, size = torch.empty(x.shape), x.shape[-1]
+        group = 1 if x.dim() == 2 else x.shape[1]  # vectors side by side
+        self._library.rms_norm(
+            *(x.data_ptr(), x.stride(0), group, weight.data_ptr(), epsilon),
+            *(out.data_ptr(), x.numel() // size, size, self._threads),
+        )
+        return out
+
+    def add(self, into: Tensor, more: Tensor) -> None:
+        """Add in place."""
+        self._library.add(into.data_ptr(), more.data_ptr(), into.numel())
 
     def rotate(self, heads: Tensor, rotation: Tensor) -> None:
         """Rotate in place."""

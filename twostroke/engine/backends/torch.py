@@ -100,6 +100,10 @@ class TorchBackend:
         """Normalize the last dimension."""
         return rms_norm(x, weight.shape, weight, epsilon)
 
+    def add(self, into: Tensor, more: Tensor) -> None:
+        """Add in place."""
+        into.add_(more)
+
     def rotate(self, heads: Tensor, rotation: Tensor) -> None:
         """Rotate in place: pair i is dimensions i and i + D / 2."""
         cos, sin = rotation.unsqueeze(1).chunk(2, dim=-1)

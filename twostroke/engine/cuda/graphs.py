@@ -14,13 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from twostroke.engine.attention import AttentionBackend
 from twostroke.engine.attention.flashinfer import MOST_SLOTS, FlashInferAttention
 from twostroke.engine.batch import Batch, Segment, build_batch
 from twostroke.engine.blocks import SCRATCH_PAGE
 from twostroke.engine.cuda.fence import send
-from twostroke.engine.forward import EagerForward, Forward
-from twostroke.engine.models import CausalModel
+from twostroke.engine.forward import Forward
+from twostroke.engine.models import CausalModel, forward
 
 _log = logging.getLogger(__name__)
 _WARM_RUNS = 2  # before a capture: libraries allocate and choose kernels the first times
@@ -121,7 +120,7 @@ class _Step:
         device = model.backend.device
         self._token_ids, self._positions = nobody.token_ids.to(device), nobody.positions.to(device)
         self._slots, plan = attention.slots(nobody, pages=pages)
-        self._replay = capture(lambda: model.forward(self._token_ids, self._positions, attention, plan))
+        self._replay = capture(lambda: forward(model, self._token_ids, self._positions, attention, plan))
 
     def fits(self, batch: Batch) -> bool:
         """Whether the page table has room, padding included."""
@@ -156,14 +155,3 @@ def padded(batch: Batch, rows: int) -> Batch:
         slot_page=torch.cat((batch.slot_page, scratch.long())),
         slot_offset=torch.cat((batch.slot_offset, nothing)),
     )
-
-
-def forward_on(
-    model: CausalModel, attention: AttentionBackend, *, graphs: bool, most_rows: int, row_pages: int
-) -> Forward:
-    """Return what runs a model fastest: captured decode steps on a CUDA device, unless `graphs` says no."""
-    eager = EagerForward(model, attention)
-    if not graphs or model.backend.device.type != "cuda" or not isinstance(attention, FlashInferAttention):
-        return eager
-    capture = CudaCapture(model.backend.device)
-    return DecodeGraphs(model, attention, eager, capture, most_rows=most_rows, row_pages=row_pages)

@@ -12,6 +12,8 @@ from twostroke.engine.backend import Backend
 from twostroke.engine.config import ModelConfig
 from twostroke.engine.loading.parts import Parts
 
+Begun = tuple[Tensor, ...]  # what goes into the layers, each with one row a token: first the hidden states
+
 
 class CausalModel(Protocol):
     """What the runner needs of a model. A new architecture is one file that satisfies this and one registry line."""
@@ -19,11 +21,24 @@ class CausalModel(Protocol):
     config: ModelConfig
     backend: Backend
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend, plan: Plan) -> Tensor:
-        """Run tokens (int64 [T]) at positions (int64 [T]) through all layers; returns [T, hidden]."""
+    def begin(self, token_ids: Tensor, positions: Tensor) -> Begun:
+        """Look tokens (int64 [T]) at positions (int64 [T]) up: [T, hidden], and whatever else the layers want."""
+
+    def layers(self, begun: Begun, attention: AttentionBackend, plan: Plan) -> Tensor:
+        """Run what has begun through all layers; returns [T, hidden], for which the memory of `begun` may serve.
+
+        What a layer computes is used until the next layer has attended, and no longer.
+        """
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Score the next token for each row of hidden [R, hidden]: float32 [R, vocab]."""
 
 
 Builder = Callable[[ModelConfig, Parts, Backend], CausalModel]
+
+
+def forward(
+    model: CausalModel, token_ids: Tensor, positions: Tensor, attention: AttentionBackend, plan: Plan
+) -> Tensor:
+    """Run tokens (int64 [T]) at positions (int64 [T]) through all layers; returns [T, hidden]."""
+    return model.layers(model.begin(token_ids, positions), attention, plan)

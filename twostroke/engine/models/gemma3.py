@@ -11,6 +11,7 @@ from twostroke.engine.attention import AttentionBackend, Plan
 from twostroke.engine.backend import Backend
 from twostroke.engine.config import ModelConfig
 from twostroke.engine.loading.parts import Parts
+from twostroke.engine.models import Begun
 from twostroke.engine.models.ends import Ends, load_ends
 from twostroke.engine.models.layers import (
     HeadNorms,
@@ -53,20 +54,25 @@ class Gemma3:
         )
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend, plan: Plan) -> Tensor:
-        """Run tokens (int64 [T]) at positions (int64 [T]) through all layers; returns [T, hidden]."""
+    def begin(self, token_ids: Tensor, positions: Tensor) -> Begun:
+        """Return hidden states, turns, and turns of layers with a window, of int64 [T]."""
         hidden = self._ends.embed(token_ids).mul_(self._embedding_scale)
-        turns, local_turns = (rotation(each, positions) for each in (self._frequencies, self._local_frequencies))
+        return hidden, rotation(self._frequencies, positions), rotation(self._local_frequencies, positions)
+
+    @torch.inference_mode()
+    def layers(self, begun: Begun, attention: AttentionBackend, plan: Plan) -> Tensor:
+        """Run all layers; returns [T, hidden], in place."""
+        hidden, turns, local_turns = begun
         for index, layer in enumerate(self._layers):
             qkv = layer.matrices.qkv(self._normed(hidden, layer.before_attention))
             q, k, v = normed_heads(
                 self.config, self.backend, qkv, layer.head_norms, local_turns if layer.local else turns
             )
             attended = layer.matrices.output(attention.attend(index, q, k, v, plan).view(hidden.shape[0], -1))
-            hidden += self._normed(attended, layer.after_attention)
+            self.backend.add(hidden, self._normed(attended, layer.after_attention))
             gate_up = layer.matrices.gate_up(self._normed(hidden, layer.before_feed_forward))
             fed = layer.matrices.down(self.backend.gated(gate_up, self.config.activation))
-            hidden += self._normed(fed, layer.after_feed_forward)
+            self.backend.add(hidden, self._normed(fed, layer.after_feed_forward))
         return hidden
 
     @torch.inference_mode()

@@ -11,6 +11,7 @@ from twostroke.engine.attention import AttentionBackend, Plan
 from twostroke.engine.backend import Backend
 from twostroke.engine.config import ModelConfig
 from twostroke.engine.loading.parts import Parts
+from twostroke.engine.models import Begun
 from twostroke.engine.models.ends import Ends, load_ends
 from twostroke.engine.models.layers import Matrices, heads_of, layer_name, load_matrices, load_norm
 from twostroke.engine.rope import inverse_frequencies, rotation
@@ -36,10 +37,14 @@ class Llama:
         self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(backend.device)
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend, plan: Plan) -> Tensor:
-        """Run tokens (int64 [T]) at positions (int64 [T]) through all layers; returns [T, hidden]."""
-        hidden = self._ends.embed(token_ids)
-        turns = rotation(self._frequencies, positions)
+    def begin(self, token_ids: Tensor, positions: Tensor) -> Begun:
+        """Return hidden states and turns of int64 [T]."""
+        return self._ends.embed(token_ids), rotation(self._frequencies, positions)
+
+    @torch.inference_mode()
+    def layers(self, begun: Begun, attention: AttentionBackend, plan: Plan) -> Tensor:
+        """Run all layers; returns [T, hidden], in place."""
+        hidden, turns = begun
         for index, layer in enumerate(self._layers):
             q, k, v = self._heads(layer.matrices.qkv(self._normed(hidden, layer.attention_norm)), turns)
             attended = attention.attend(index, q, k, v, plan)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,20 +46,44 @@ class CAttention(Structure):
 
     _fields_ = (
         ("kv", POINTER(CCache)),
+        ("slot_page", c_void_p),
+        ("slot_offset", c_void_p),
         ("qo_indptr", c_void_p),
         ("kv_indptr", c_void_p),
         ("kv_indices", c_void_p),
         ("kv_last_page_len", c_void_p),
         ("items", c_void_p),
         ("merges", c_void_p),
+        ("item_count", c_int64),
+        ("merge_count", c_int64),
         ("partial", c_void_p),
-        ("window", c_int64),
-        ("layer", c_int64),
         ("tiles", c_int64),
+        ("layer", c_int64),
+        ("window", c_int64),
         ("q", c_void_p),
         ("q_stride", c_int64),
         ("out", c_void_p),
     )
+
+
+_PLACED = (c_void_p, c_int64)  # numbers, and from one token to the next
+# What a step is made of, in the order of kernels/kernels.c, with its arguments; threads come last where there are any.
+_CALLS: Mapping[str, tuple[type, ...]] = {
+    "linear": (c_void_p, *_PLACED, c_void_p, c_int64, c_int64, c_int64),
+    "rms_norm": (*_PLACED, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int64, c_int64),
+    "rotate": (*_PLACED, c_int64, c_int64, c_int64, c_void_p, c_int64),
+    "gated": (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64),
+    "add": (c_void_p, c_void_p, c_int64),
+    "append": (c_void_p, c_int64, *_PLACED, *_PLACED, c_int64),
+    "attend": (c_void_p, c_int64, c_int64, *_PLACED, c_void_p, c_int64),
+}
+_MOST_ARGUMENTS = 9
+
+
+class CCall(Structure):
+    """`call` in kernels/kernels.c."""
+
+    _fields_ = (("function", c_int64), ("arguments", c_int64 * _MOST_ARGUMENTS))
 
 
 class Library:
@@ -67,24 +93,57 @@ class Library:
         has_tiles: whether many tokens are multiplied on AMX tiles, at many times the speed of vectors.
     """
 
+    linear: Callable[..., None]
+    rms_norm: Callable[..., None]
+    rotate: Callable[..., None]
+    gated: Callable[..., None]
+    add: Callable[..., None]
+    append: Callable[..., None]
+    attend: Callable[..., None]
+
     def __init__(self, path: Path) -> None:
         """Load the file at `path`; raises OSError when it cannot be loaded."""
         self._library = ctypes.CDLL(str(path))
-        self.linear = self._function("linear", c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64)
+        self._functions = {name: self._function(name, *arguments) for name, arguments in _CALLS.items()}
+        self.__dict__.update(self._functions)
         self.dense = self._function("dense", c_void_p, c_void_p)
-        self.rms_norm = self._function(
-            "rms_norm", c_void_p, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int64, c_int64
-        )
-        self.rotate = self._function("rotate", c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int64)
-        self.gated = self._function("gated", c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64)
-        placed = (c_void_p, c_int64)  # numbers, and from one token to the next
-        self.append = self._function("append", c_void_p, c_int64, *placed, *placed, c_void_p, c_void_p, c_int64)
-        self.attend = self._function("attend", c_void_p, c_int64, c_int64, c_int64)
+        self.play = self._function("play", c_void_p, c_int64)
+        self._recording = threading.Lock()
         prepare = self._library.twostroke_prepare
         prepare.restype, prepare.argtypes = c_int64, ()
         self.has_tiles = bool(prepare())
 
-    def _function(self, name: str, *arguments: type) -> Callable[..., Any]:
+    @contextmanager
+    def recorded(self) -> Iterator[list[CCall]]:
+        """Note the calls that this thread makes within the block, beside making them; those of others are not noted."""
+        calls: list[CCall] = []
+        thread = threading.get_ident()
+
+        def noting(number: int, name: str) -> Callable[..., None]:
+            function, kinds = self._functions[name], _CALLS[name]
+
+            def noted(*arguments: Any) -> None:
+                function(*arguments)
+                if threading.get_ident() == thread:
+                    calls.append(CCall(number, tuple(map(_as_integer, kinds, arguments))))
+
+            return noted
+
+        with self._recording:
+            self.__dict__.update({name: noting(number, name) for number, name in enumerate(_CALLS)})
+            try:
+                yield calls
+            finally:
+                self.__dict__.update(self._functions)
+
+    def _function(self, name: str, *arguments: type) -> Callable[..., None]:
         function = getattr(self._library, f"twostroke_{name}")
         function.restype, function.argtypes = None, arguments
-        return cast("Callable[..., Any]", function)
+        return cast("Callable[..., None]", function)
+
+
+def _as_integer(kind: type, argument: float | None) -> int:
+    """An address or number as an int64; a float's bits are its lower half."""
+    if kind is c_float:
+        return c_int32.from_buffer(c_float(cast("float", argument))).value
+    return int(argument or 0)

@@ -47,10 +47,11 @@ void twostroke_dense(const matrix *w, float *out) {
             *out++ = load_value(matrix_row(w, row), k, w->kind) * (w->scales ? w->scales[row] : 1.0f);
 }
 
+// Norms of `count` vectors, `group` of them side by side and then `x_stride` from there to the next; out has no gaps.
 void twostroke_rms_norm(
-    const float *x, int64_t x_stride, const float *weight, float epsilon, float *out, int64_t count, int64_t size,
-    int64_t threads) {
-    norm n = {x, x_stride, weight, epsilon, out, count, size, item_tokens(size)};
+    const float *x, int64_t x_stride, int64_t group, const float *weight, float epsilon, float *out, int64_t count,
+    int64_t size, int64_t threads) {
+    norm n = {x, x_stride, group, weight, epsilon, out, count, size, item_tokens(size)};
     parallel(norm_item, &n, item_count(count, n.each), threads);
 }
 
@@ -65,13 +66,18 @@ void twostroke_gated(const float *gate_up, float *out, int64_t tokens, int64_t s
     parallel(gate_item, &g, item_count(tokens, g.each), threads);
 }
 
+// Add `count` numbers to those of `into`.
+void twostroke_add(float *into, const float *more, int64_t count) {
+    for (int64_t i = 0; i < count; i++) into[i] += more[i];
+}
+
 // Write keys and values of `tokens` into their pages, [kv_heads, head_dim] each.
 void twostroke_append(
-    const cache *kv, int64_t layer, const float *keys, int64_t keys_stride, const float *values, int64_t values_stride,
-    const int64_t *slot_page, const int64_t *slot_offset, int64_t tokens) {
+    const attention *a, int64_t layer, const float *keys, int64_t keys_stride, const float *values, int64_t values_stride,
+    int64_t tokens) {
     for (int64_t token = 0; token < tokens; token++) {
-        append_row(kv, layer, 0, slot_page[token], slot_offset[token], keys + token * keys_stride);
-        append_row(kv, layer, 1, slot_page[token], slot_offset[token], values + token * values_stride);
+        append_row(a->kv, layer, 0, a->slot_page[token], a->slot_offset[token], keys + token * keys_stride);
+        append_row(a->kv, layer, 1, a->slot_page[token], a->slot_offset[token], values + token * values_stride);
     }
 }
 
@@ -88,7 +94,39 @@ static void attend_item(void *context, int64_t number) {
 }
 
 // Attend every query of the items to its own past; then put together those that were cut.
-void twostroke_attend(const attention *a, int64_t items, int64_t merges, int64_t threads) {
-    parallel(attend_item, (void *)a, items, threads);
-    for (int64_t i = 0; i < merges; i++) merge_parts(a, a->merges + 5 * i);
+void twostroke_attend(
+    const attention *step, int64_t layer, int64_t window, const float *q, int64_t q_stride, float *out, int64_t threads) {
+    attention a = *step;
+    a.layer = layer, a.window = window, a.q = q, a.q_stride = q_stride, a.out = out;
+    parallel(attend_item, &a, a.item_count, threads);
+    for (int64_t i = 0; i < a.merge_count; i++) merge_parts(&a, a.merges + 5 * i);
+}
+
+// A call of one of the functions above, to be made again; numbers of twostroke/engine/native/library.py.
+enum { LINEAR, RMS_NORM, ROTATE, GATED, ADD, APPEND, ATTEND };
+typedef struct {
+    int64_t function;
+    int64_t with[9];  // addresses and numbers; a float is the lower half
+} call;
+
+static inline float as_float(int64_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+void twostroke_play(const call *calls, int64_t count) {
+    for (const call *c = calls; c < calls + count; c++) {
+        const int64_t *n = c->with;
+        void *const *p = (void *const *)c->with;
+        switch (c->function) {
+        case LINEAR: twostroke_linear(p[0], p[1], n[2], p[3], n[4], n[5], n[6]); break;
+        case RMS_NORM: twostroke_rms_norm(p[0], n[1], n[2], p[3], as_float(n[4]), p[5], n[6], n[7], n[8]); break;
+        case ROTATE: twostroke_rotate(p[0], n[1], n[2], n[3], n[4], p[5], n[6]); break;
+        case GATED: twostroke_gated(p[0], p[1], n[2], n[3], n[4], n[5]); break;
+        case ADD: twostroke_add(p[0], p[1], n[2]); break;
+        case APPEND: twostroke_append(p[0], n[1], p[2], n[3], p[4], n[5], n[6]); break;
+        case ATTEND: twostroke_attend(p[0], n[1], n[2], p[3], n[4], p[5], n[6]); break;
+        }
+    }
 }

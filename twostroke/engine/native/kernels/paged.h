@@ -16,13 +16,16 @@ typedef struct {
 
 typedef struct {
     const cache *kv;
+    const int64_t *slot_page, *slot_offset;  // where each token's key and value go
     const int32_t *qo_indptr, *kv_indptr, *kv_indices, *kv_last_page_len;
     const int32_t *items;  // [n, 7]: segment, first key-value head, heads, first query of the segment, queries, first token, slot
     const int32_t *merges;  // [m, 5]: query of all, first key-value head, heads, first slot, slots
-    float *partial;         // [slots, rows of an item, head_dim + 2]: weighted values, their largest score, the sum of weights
-    int64_t window;        // how many of the latest tokens a query sees; 0 is all
+    int64_t item_count, merge_count;
+    float *partial;  // [slots, rows of an item, head_dim + 2]: weighted values, their largest score, the sum of weights
+    int64_t tiles;   // whether many queries may go to tiles, which keep 16 bits of a number
+    // What differs from layer to layer.
     int64_t layer;
-    int64_t tiles;  // whether many queries may go to tiles, which keep 16 bits of a number
+    int64_t window;  // how many of the latest tokens a query sees; 0 is all
     const float *q;
     int64_t q_stride;
     float *out;  // [T, heads, head_dim]

@@ -15,7 +15,7 @@ static inline int64_t item_end(int64_t item, int64_t tokens, int64_t each) {
 
 typedef struct {
     const float *x;
-    int64_t x_stride;
+    int64_t x_stride, group;
     const float *weight;
     float epsilon;
     float *out;
@@ -27,7 +27,7 @@ static void norm_item(void *context, int64_t item) {
     const norm *n = context;
     const int64_t size = n->size;
     for (int64_t i = item * n->each; i < item_end(item, n->count, n->each); i++) {
-        const float *x = n->x + i * n->x_stride;
+        const float *x = n->x + i / n->group * n->x_stride + i % n->group * size;
         float *out = n->out + i * size;
         vec squares = v_zero();
         int64_t k = 0;
