@@ -1,7 +1,8 @@
 """The calls of a step, noted once and made again in one go, without Python between them.
 
-Small models have steps of a few milliseconds, of which hundreds of calls from Python take one or two, and between them the
-pool's threads fall asleep. The same calls read and write the same memory each time, so all that differs between steps must lie where it lay.
+A small model's step of a few milliseconds is hundreds of calls. Made from Python they take one or two of these, and the
+pool's threads fall asleep in between. The same calls read and write the same memory each time, so all that differs
+between steps must lie where it lay.
 """
 
 from __future__ import annotations

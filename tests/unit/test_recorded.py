@@ -1,0 +1,150 @@
+"""Recorded steps equal eager ones bit for bit, and what cannot be recorded runs as it is written."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.support.backends import native_backend
+from tests.support.tiny import write_tiny
+from twostroke.engine.attention.native import NativeAttention
+from twostroke.engine.batch import Segment, build_batch
+from twostroke.engine.cache import KvCache
+from twostroke.engine.forward import EagerForward
+from twostroke.engine.native.recorded import MOST_ROWS, RecordedForward
+from twostroke.engine.native.tape import NotRecordable, RecordableAttention, Scratch, record
+from twostroke.engine.weights import LoadedModel, WeightMode, load_model
+
+PAGES, PAGE_TOKENS, SEQUENCES = 1_121, 4, 70
+FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "gemma3": {"window": 7, "layers": 3}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    native_backend()  # skips where nothing compiles
+    return tmp_path_factory.mktemp("recorded")
+
+
+@cache
+def tiny(folder: Path, family: str, mode: WeightMode, threads: int = 1) -> LoadedModel:
+    model = write_tiny(folder / family, family=family, **FAMILIES[family])
+    return load_model(model, mode=mode, backend=native_backend(threads=threads))
+
+
+class Steps:
+    """The same steps over two caches: as the model is written, and recorded."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.caches = [KvCache(loaded.kv_format(block_tokens=PAGE_TOKENS), PAGES) for _ in range(2)]
+        over = [loaded.model.backend.attention(cache, loaded.config.attention) for cache in self.caches]
+        assert isinstance(over[1], NativeAttention)
+        self.eager = EagerForward(loaded.model, over[0])
+        self.recorded = RecordedForward(loaded.model, over[1], EagerForward(loaded.model, over[1]))
+        self._lengths = [0] * SEQUENCES
+
+    def run(self, counts: Sequence[int]) -> Tensor:
+        """Run so many further tokens of each sequence both ways; what comes out and what is kept must be equal."""
+        each = PAGES // SEQUENCES
+        segments = [
+            Segment(
+                [(7 * row + length + at) % 256 for at in range(count)],
+                length,
+                range(1 + row * each, 1 + (row + 1) * each),
+                sample=True,
+            )
+            for row, (count, length) in enumerate(zip(counts, self._lengths, strict=False))
+            if count
+        ]
+        self._lengths = [a + b for a, b in zip(self._lengths, [*counts, *[0] * SEQUENCES], strict=False)]
+        batch = build_batch(segments, PAGE_TOKENS)
+        with torch.inference_mode():
+            expected, given = self.eager(batch), self.recorded(batch)
+        assert torch.equal(given, expected)
+        assert torch.equal(self.caches[1].data, self.caches[0].data)
+        return expected
+
+
+@pytest.mark.parametrize("mode", [WeightMode.F16, WeightMode.INT8])
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    chunk=st.integers(2, 12),
+)
+def test_steps_of_any_sequences_are_the_same_played_and_eager(
+    folder: Path, caplog: pytest.LogCaptureFixture, family: str, mode: WeightMode, rows: list[int], chunk: int
+) -> None:
+    with caplog.at_level(logging.INFO):
+        steps = Steps(tiny(folder, family, mode))
+        for count in rows + rows:  # the second time each is played
+            steps.run([1] * count)
+        steps.run([chunk, 1])
+        steps.run([1, chunk])
+        steps.run([chunk, 1])
+    assert "not recorded" not in caplog.text
+
+
+def test_steps_of_few_and_of_many_tokens_share_what_lies_between_layers(folder: Path) -> None:
+    steps = Steps(tiny(folder, "llama", WeightMode.INT8, threads=2))
+    for count in (1, MOST_ROWS, 3, MOST_ROWS + 1, 1, MOST_ROWS, 3, 1):
+        steps.run([1] * count)
+
+
+def test_a_model_that_does_more_than_call_kernels_runs_as_it_is_written(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = Steps(tiny(folder, "llama", WeightMode.F32))  # whose products are torch's
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            steps.run([1, 1])
+    assert caplog.text.count("steps of 2 tokens are not recorded") == 1
+
+
+def test_other_work_of_torch_is_refused_by_name(folder: Path) -> None:
+    loaded = tiny(folder, "llama", WeightMode.INT8)
+    attention = loaded.model.backend.attention(KvCache(loaded.kv_format(), 2), loaded.config.attention)
+    assert isinstance(attention, NativeAttention)
+    x = torch.ones(2, 3)
+    with pytest.raises(NotRecordable, match=r"aten\.mul"):
+        record(RecordableAttention(attention), lambda: x * 2, keeps=x)
+    with pytest.raises(NotRecordable, match=r"aten\.empty"):
+        record(RecordableAttention(attention), lambda: torch.empty(2, dtype=torch.int64), keeps=None)
+
+
+def test_engines_that_share_a_library_record_nothing_of_each_other(folder: Path) -> None:
+    loaded = tiny(folder, "llama", WeightMode.INT8)
+    both = threading.Barrier(2)
+
+    def work(_: int) -> None:
+        for _ in range(5):
+            steps = Steps(loaded)
+            both.wait(30)
+            for count in (1, 2, 3, 4, 1, 2, 3, 4):
+                steps.run([1] * count)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(work, range(2), timeout=60)) == [None, None]
+
+
+def test_a_layer_gets_the_memory_of_the_last_but_one() -> None:
+    scratch = Scratch()
+
+    def of(layer: int, *sizes: int) -> list[int]:
+        scratch.begin(layer)
+        return [scratch.empty((2, size)).data_ptr() for size in sizes]
+
+    first, second = of(0, 5, 9), of(1, 5, 9)
+    assert of(2, 5, 9) == first
+    assert of(3, 6, 10) == second  # the next power of two holds it too
+    assert len({*first, *second}) == 4
+    assert of(4, 500)[0] not in first
