@@ -14,15 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from twostroke.engine.attention.native import NativeAttention, NativePlan
 from twostroke.engine.batch import Batch
 from twostroke.engine.native.library import CCall, Library
 
-_ATEN = torch.ops.aten
-_FRESH = {_ATEN.empty.memory_format, _ATEN.new_empty.default}
-_VIEWS = {_ATEN.view.default, _ATEN.slice.Tensor, _ATEN.as_strided.default, _ATEN.select.int, _ATEN.detach.default}
+_FRESH = {torch.empty, Tensor.new_empty}
+_LOOKS = {Tensor.view, Tensor.data_ptr, Tensor.stride, Tensor.numel, Tensor.dim, Tensor.shape.__get__}  # type: ignore[attr-defined]
 
 
 class NotRecordable(Exception):
@@ -105,20 +104,25 @@ def record(attention: RecordableAttention, run: Callable[[], Tensor], keeps: obj
     return Tape(attention.library, calls, (attention.scratch, keeps)), out
 
 
-class _OnlyCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives out scratch memory for fresh tensors, and lets nothing else of torch pass but other views of one."""
+class _OnlyCalls(TorchFunctionMode):
+    """Gives out scratch memory for fresh tensors, and lets nothing else of torch pass but looks at one."""
 
     def __init__(self, scratch: Scratch) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._scratch = scratch
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """See TorchDispatchMode."""
-        told = dict(kwargs or {})
-        if func in _FRESH and told.get("dtype") in (None, torch.float32):
+        """See TorchFunctionMode."""
+        if func in _FRESH and not kwargs:
             return self._scratch.empty(tuple(args[-1]))
-        if func in _VIEWS:
-            return func(*args, **told)
-        raise NotRecordable(f"{func} is not a call of the kernels")
+        if func in _LOOKS or (func is Tensor.__getitem__ and not _copies(args[1])):
+            return func(*args, **(kwargs or {}))
+        raise NotRecordable(f"{func.__name__} is not a call of the kernels")
+
+
+def _copies(index: object) -> bool:
+    """Whether what is chosen by an index is not a view: by numbers or slices it is."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return not all(isinstance(part, int | slice) for part in parts)
