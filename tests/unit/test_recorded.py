@@ -22,8 +22,9 @@ from twostroke.engine.attention.native import NativeAttention
 from twostroke.engine.batch import Segment, build_batch
 from twostroke.engine.cache import KvCache
 from twostroke.engine.forward import EagerForward
-from twostroke.engine.native.recorded import MOST_ROWS, RecordedForward
-from twostroke.engine.native.tape import NotRecordable, RecordableAttention, Scratch, record
+from twostroke.engine.native.build import load_kernels
+from twostroke.engine.native.recorded import RecordedForward
+from twostroke.engine.native.tape import NotRecordable, record
 from twostroke.engine.weights import LoadedModel, WeightMode, load_model
 
 PAGES, PAGE_TOKENS, SEQUENCES = 1_121, 4, 70
@@ -37,9 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def tiny(folder: Path, family: str, mode: WeightMode, threads: int = 1) -> LoadedModel:
+def tiny(folder: Path, family: str, mode: WeightMode, processor: str = "native", *, threads: int = 1) -> LoadedModel:
     model = write_tiny(folder / family, family=family, **FAMILIES[family])
-    return load_model(model, mode=mode, backend=native_backend(threads=threads))
+    return load_model(model, mode=mode, backend=native_backend(processor, threads=threads))
 
 
 class Steps:
@@ -95,9 +96,18 @@ def test_steps_of_any_sequences_are_the_same_played_and_eager(
     assert "not recorded" not in caplog.text
 
 
-def test_steps_of_few_and_of_many_tokens_share_what_lies_between_layers(folder: Path) -> None:
-    steps = Steps(tiny(folder, "llama", WeightMode.INT8, threads=2))
-    for count in (1, MOST_ROWS, 3, MOST_ROWS + 1, 1, MOST_ROWS, 3, 1):
+@pytest.mark.parametrize("processor", ["native", "x86-64-v3", "x86-64-v4"])
+def test_steps_of_few_and_of_many_tokens_do_not_mix(folder: Path, processor: str) -> None:
+    steps = Steps(tiny(folder, "llama", WeightMode.INT8, processor, threads=2))
+    for count in (1, 64, 3, 65, 1, 40, 3, 66, 33, 2):
+        steps.run([1] * count)
+
+
+def test_steps_beyond_what_is_recorded_run_as_they_are_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twostroke.engine.native.recorded.MOST_TOKENS", 4)
+    monkeypatch.setattr("twostroke.engine.native.recorded.MOST_BESIDE_BLAS", 4)
+    steps = Steps(tiny(folder, "llama", WeightMode.INT8))
+    for count in (3, 5, 4, 9, 1):
         steps.run([1] * count)
 
 
@@ -106,22 +116,39 @@ def test_a_model_that_does_more_than_call_kernels_runs_as_it_is_written(
 ) -> None:
     steps = Steps(tiny(folder, "llama", WeightMode.F32))  # whose products are torch's
     with caplog.at_level(logging.INFO):
-        for _ in range(3):
-            steps.run([1, 1])
-    assert caplog.text.count("steps of 2 tokens are not recorded") == 1
+        for count in (2, 2, 5):
+            steps.run([1] * count)
+    assert caplog.text.count("steps are not recorded: linear is not a call of the kernels") == 1
 
 
 def test_other_work_of_torch_is_refused_by_name(folder: Path) -> None:
-    loaded = tiny(folder, "llama", WeightMode.INT8)
-    attention = loaded.model.backend.attention(KvCache(loaded.kv_format(), 2), loaded.config.attention)
-    assert isinstance(attention, NativeAttention)
     x, rows = torch.ones(2, 3), torch.tensor([0])
-    with pytest.raises(NotRecordable, match="mul is not a call"):
-        record(RecordableAttention(attention), lambda: x * 2, keeps=x)
-    with pytest.raises(NotRecordable, match="empty is not a call"):
-        record(RecordableAttention(attention), lambda: torch.empty(2, dtype=torch.int64), keeps=None)
-    with pytest.raises(NotRecordable, match="getitem__ is not a call"):
-        record(RecordableAttention(attention), lambda: x[rows], keeps=None)
+    for run, name in (
+        (lambda: x * 2, "mul"),
+        (lambda: torch.empty(2, dtype=torch.int64), "empty"),
+        (lambda: x[rows], "__getitem__"),
+        (lambda: x.clone(), "clone"),
+    ):
+        with pytest.raises(NotRecordable, match=f"{name} is not a call"):
+            record(load_kernels(), run, tokens=2, room=2)
+
+
+def test_memory_is_given_out_again_once_nothing_looks_at_it(folder: Path) -> None:
+    seen: list[int] = []
+
+    def run() -> Tensor:
+        first = torch.empty((2, 8))
+        view = first.view(4, 4)[1:]
+        seen.append(first.data_ptr())
+        del first
+        seen.append(torch.empty((2, 8)).data_ptr())
+        del view
+        seen.append(torch.empty((2, 7)).data_ptr())
+        return torch.empty((2, 100))
+
+    record(load_kernels(), run, tokens=2, room=4)
+    assert seen[0] != seen[1]
+    assert seen[2] in seen[:2]
 
 
 def test_recording_loads_no_further_modules(folder: Path) -> None:
@@ -144,17 +171,3 @@ def test_engines_that_share_a_library_record_nothing_of_each_other(folder: Path)
 
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(work, range(2), timeout=60)) == [None, None]
-
-
-def test_a_layer_gets_the_memory_of_the_last_but_one() -> None:
-    scratch = Scratch()
-
-    def of(layer: int, *sizes: int) -> list[int]:
-        scratch.begin(layer)
-        return [scratch.empty((2, size)).data_ptr() for size in sizes]
-
-    first, second = of(0, 5, 9), of(1, 5, 9)
-    assert of(2, 5, 9) == first
-    assert of(3, 6, 10) == second  # the next power of two holds it too
-    assert len({*first, *second}) == 4
-    assert of(4, 500)[0] not in first

@@ -25,10 +25,7 @@ class CausalModel(Protocol):
         """Look tokens (int64 [T]) at positions (int64 [T]) up: [T, hidden], and whatever else the layers want."""
 
     def layers(self, begun: Begun, attention: AttentionBackend, plan: Plan) -> Tensor:
-        """Run what has begun through all layers; returns [T, hidden], for which the memory of `begun` may serve.
-
-        What a layer computes is used until the next layer has attended, and no longer.
-        """
+        """Run what has begun through all layers; the hidden states [T, hidden] are changed in place, and returned."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Score the next token for each row of hidden [R, hidden]: float32 [R, vocab]."""

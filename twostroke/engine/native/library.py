@@ -77,6 +77,7 @@ _CALLS: Mapping[str, tuple[type, ...]] = {
     "append": (c_void_p, c_int64, *_PLACED, *_PLACED, c_int64),
     "attend": (c_void_p, c_int64, c_int64, *_PLACED, c_void_p, c_int64),
 }
+_TOKENS = {"linear": 4, "rms_norm": 6, "rotate": 2, "gated": 2, "add": 2, "append": 6}  # arguments that count tokens
 _MOST_ARGUMENTS = 9
 
 
@@ -107,25 +108,31 @@ class Library:
         self._functions = {name: self._function(name, *arguments) for name, arguments in _CALLS.items()}
         self.__dict__.update(self._functions)
         self.dense = self._function("dense", c_void_p, c_void_p)
-        self.play = self._function("play", c_void_p, c_int64)
+        self.play = self._function("play", c_void_p, c_int64, c_int64)
         self._recording = threading.Lock()
         prepare = self._library.twostroke_prepare
         prepare.restype, prepare.argtypes = c_int64, ()
         self.has_tiles = bool(prepare())
 
     @contextmanager
-    def recorded(self) -> Iterator[list[CCall]]:
-        """Note the calls that this thread makes within the block, beside making them; those of others are not noted."""
+    def recorded(self, tokens: int) -> Iterator[list[CCall]]:
+        """Note the calls that this thread makes for so many tokens within the block, beside making them.
+
+        What other threads call meanwhile is not noted. Tokens are noted as for one.
+        """
         calls: list[CCall] = []
         thread = threading.get_ident()
 
         def noting(number: int, name: str) -> Callable[..., None]:
-            function, kinds = self._functions[name], _CALLS[name]
+            function, kinds, counted = self._functions[name], _CALLS[name], _TOKENS.get(name)
 
             def noted(*arguments: Any) -> None:
                 function(*arguments)
                 if threading.get_ident() == thread:
-                    calls.append(CCall(number, tuple(map(_as_integer, kinds, arguments))))
+                    values = list(map(_as_integer, kinds, arguments))
+                    if counted is not None:
+                        values[counted] //= tokens
+                    calls.append(CCall(number, tuple(values)))
 
             return noted
 

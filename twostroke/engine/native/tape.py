@@ -8,6 +8,7 @@ between steps must lie where it lay.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
@@ -16,8 +17,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from twostroke.engine.attention.native import NativeAttention, NativePlan
-from twostroke.engine.batch import Batch
 from twostroke.engine.native.library import CCall, Library
 
 _FRESH = {torch.empty, Tensor.new_empty}
@@ -29,85 +28,67 @@ class NotRecordable(Exception):
 
 
 class Tape:
-    """Calls of a library, and whatever must stay alive for them.
+    """Calls of a library, and the memory that they read and write."""
 
-    Args:
-        calls: in order.
-        keeps: the memory that they read and write.
-    """
-
-    def __init__(self, library: Library, calls: list[CCall], keeps: object) -> None:
-        self._play, self._keeps = library.play, keeps
+    def __init__(self, library: Library, calls: list[CCall], memory: object) -> None:
+        self._play, self._memory = library.play, memory
         self._calls = (CCall * len(calls))(*calls)
 
-    def play(self) -> None:
-        """Make all calls again."""
-        self._play(ctypes.addressof(self._calls), len(self._calls))
+    def play(self, tokens: int) -> None:
+        """Make all calls again, for another number of tokens."""
+        self._play(ctypes.addressof(self._calls), len(self._calls), tokens)
 
 
-class Scratch:
-    """Memory for what layers compute, used in turn by one layer and the next, and again by the next but one.
-
-    Shared by all tapes of an engine, which never play at once. Sizes are powers of two, so that many tapes of different
-    numbers of rows take at most twice the memory of the largest.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, int, int], Tensor] = {}
-        self.begin(-1)
-
-    def begin(self, layer: int) -> None:
-        """Reuse what the last layer but one had."""
-        self._side, self._count = layer % 2, 0
-
-    def empty(self, shape: tuple[int, ...]) -> Tensor:
-        """Return float32 memory of a shape."""
-        size = prod(shape)
-        key = (self._side, self._count, 1 << (size - 1).bit_length())
-        self._count += 1
-        if key not in self._kept:
-            self._kept[key] = torch.empty(key[2])
-        return self._kept[key][:size].view(shape)
-
-
-class RecordableAttention:
-    """An AttentionBackend that says where a layer begins, so that memory can be used again."""
-
-    def __init__(self, attention: NativeAttention) -> None:
-        self._attention = attention
-        self.library, self.scratch = attention.library, Scratch()
-
-    def plan(self, batch: Batch) -> NativePlan:
-        """Plan as ever."""
-        return self._attention.plan(batch)
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: NativePlan) -> Tensor:
-        """Attend as ever."""
-        self.scratch.begin(layer)
-        return self._attention.attend(layer, q, k, v, plan)
-
-
-def record(attention: RecordableAttention, run: Callable[[], Tensor], keeps: object) -> tuple[Tape, Tensor]:
-    """Run once, and return a tape that does the same again, and what came out.
+def record(library: Library, run: Callable[[], Tensor], *, tokens: int, room: int) -> Tape:
+    """Run once, and return a tape that does the same again for up to `room` tokens.
 
     Args:
-        attention: by which `run` attends.
-        run: calls the kernels; beside that it may only take memory and look at it in other shapes.
-        keeps: what else it reads and writes.
+        library: the kernels.
+        run: calls them; beside that it may only take memory, a row a token, and look at it in other shapes. What it
+            reads and writes beside that memory has room for so many tokens, and outlives the tape.
+        tokens: how many it runs now.
+        room: how many it may run later.
 
     Raises:
         NotRecordable: it does more.
     """
-    attention.scratch.begin(-1)
-    with attention.library.recorded() as calls, _OnlyCalls(attention.scratch):
-        out = run()
-    return Tape(attention.library, calls, (attention.scratch, keeps)), out
+    scratch = _Scratch(tokens, room)
+    with library.recorded(tokens) as calls, _OnlyCalls(scratch):
+        run()
+    return Tape(library, calls, scratch.memory)
+
+
+class _Scratch:
+    """Memory for what a step computes, given out again as soon as no tensor is left that looks at it."""
+
+    def __init__(self, tokens: int, room: int) -> None:
+        self._tokens, self._room = tokens, room
+        self._free: list[Tensor] = []
+        self.memory: list[Tensor] = []
+
+    def empty(self, shape: tuple[int, ...]) -> Tensor:
+        """Return float32 memory of a shape, whose first side is the tokens."""
+        size = prod(shape)
+        wanted = size // self._tokens * self._room
+        fitting = [each for each in self._free if each.numel() >= wanted]
+        memory = min(fitting, key=Tensor.numel, default=None)
+        if memory is None:
+            memory = torch.empty(wanted)
+            self.memory.append(memory)
+        else:
+            self._free = [each for each in self._free if each is not memory]
+        given = memory[:size].view(shape)
+        weakref.finalize(given, self._take_back, memory)
+        return given
+
+    def _take_back(self, memory: Tensor) -> None:
+        self._free.append(memory)
 
 
 class _OnlyCalls(TorchFunctionMode):
     """Gives out scratch memory for fresh tensors, and lets nothing else of torch pass but looks at one."""
 
-    def __init__(self, scratch: Scratch) -> None:
+    def __init__(self, scratch: _Scratch) -> None:
         super().__init__()
         self._scratch = scratch
 
@@ -117,9 +98,12 @@ class _OnlyCalls(TorchFunctionMode):
         """See TorchFunctionMode."""
         if func in _FRESH and not kwargs:
             return self._scratch.empty(tuple(args[-1]))
-        if func in _LOOKS or (func is Tensor.__getitem__ and not _copies(args[1])):
-            return func(*args, **(kwargs or {}))
-        raise NotRecordable(f"{func.__name__} is not a call of the kernels")
+        if func not in _LOOKS and (func is not Tensor.__getitem__ or _copies(args[1])):
+            raise NotRecordable(f"{func.__name__} is not a call of the kernels")
+        seen = func(*args, **(kwargs or {}))
+        if isinstance(seen, Tensor):
+            seen.looks_at = args[0]  # type: ignore[attr-defined]  # which lives as long
+        return seen
 
 
 def _copies(index: object) -> bool:

@@ -102,11 +102,11 @@ void twostroke_attend(
     for (int64_t i = 0; i < a.merge_count; i++) merge_parts(&a, a.merges + 5 * i);
 }
 
-// A call of one of the functions above, to be made again; numbers of twostroke/engine/native/library.py.
+// A call of one of the functions above, to be made again for any number of tokens.
 enum { LINEAR, RMS_NORM, ROTATE, GATED, ADD, APPEND, ATTEND };
 typedef struct {
     int64_t function;
-    int64_t with[9];  // addresses and numbers; a float is the lower half
+    int64_t with[9];  // addresses and numbers, where tokens are counted for one token; a float is the lower half
 } call;
 
 static inline float as_float(int64_t bits) {
@@ -115,17 +115,17 @@ static inline float as_float(int64_t bits) {
     return value;
 }
 
-void twostroke_play(const call *calls, int64_t count) {
+void twostroke_play(const call *calls, int64_t count, int64_t tokens) {
     for (const call *c = calls; c < calls + count; c++) {
         const int64_t *n = c->with;
         void *const *p = (void *const *)c->with;
         switch (c->function) {
-        case LINEAR: twostroke_linear(p[0], p[1], n[2], p[3], n[4], n[5], n[6]); break;
-        case RMS_NORM: twostroke_rms_norm(p[0], n[1], n[2], p[3], as_float(n[4]), p[5], n[6], n[7], n[8]); break;
-        case ROTATE: twostroke_rotate(p[0], n[1], n[2], n[3], n[4], p[5], n[6]); break;
-        case GATED: twostroke_gated(p[0], p[1], n[2], n[3], n[4], n[5]); break;
-        case ADD: twostroke_add(p[0], p[1], n[2]); break;
-        case APPEND: twostroke_append(p[0], n[1], p[2], n[3], p[4], n[5], n[6]); break;
+        case LINEAR: twostroke_linear(p[0], p[1], n[2], p[3], n[4] * tokens, n[5], n[6]); break;
+        case RMS_NORM: twostroke_rms_norm(p[0], n[1], n[2], p[3], as_float(n[4]), p[5], n[6] * tokens, n[7], n[8]); break;
+        case ROTATE: twostroke_rotate(p[0], n[1], n[2] * tokens, n[3], n[4], p[5], n[6]); break;
+        case GATED: twostroke_gated(p[0], p[1], n[2] * tokens, n[3], n[4], n[5]); break;
+        case ADD: twostroke_add(p[0], p[1], n[2] * tokens); break;
+        case APPEND: twostroke_append(p[0], n[1], p[2], n[3], p[4], n[5], n[6] * tokens); break;
         case ATTEND: twostroke_attend(p[0], n[1], n[2], p[3], n[4], p[5], n[6]); break;
         }
     }

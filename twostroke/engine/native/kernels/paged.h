@@ -43,19 +43,20 @@ static inline const char *token_row(const attention *a, const int32_t *pages, in
     return kv->pages + pages[token / kv->page_tokens] * kv->page_bytes + row * kv->head_dim * kind_bytes(kv->kind);
 }
 
-// What 16 bits cannot hold becomes NaN: an infinite key could leave a score of -inf, a token that is silently passed over.
-static inline uint16_t kept_bits(float value, int64_t kind) {
-    const uint16_t bits = kind == HALF ? to_half(value) : to_bfloat(value), endless = kind == HALF ? 0x7c00 : 0x7f80;
-    return (bits & endless) == endless ? endless | endless >> 1 : bits;  // the NaN that instructions make
-}
-
+// Write a token's keys or values. What 16 bits cannot hold becomes NaN: an infinite key could leave a score of -inf, a token that
+// is silently passed over.
 static void append_row(const cache *kv, int64_t layer, int64_t part, int64_t page, int64_t offset, const float *from) {
     const int64_t numbers = kv->kv_heads * kv->head_dim;
     const int64_t row = (layer * 2 + part) * kv->page_tokens + offset;
     char *to = kv->pages + page * kv->page_bytes + row * numbers * kind_bytes(kv->kind);
     if (kv->kind == FLOAT) memcpy(to, from, (size_t)numbers * sizeof(float));
+    else if (kv->kind == HALF)  // heads are whole registers
+        for (int64_t i = 0; i < numbers; i += LANES) v_store_half((uint16_t *)to + i, v_load(from + i));
     else
-        for (int64_t i = 0; i < numbers; i++) ((uint16_t *)to)[i] = kept_bits(from[i], kv->kind);
+        for (int64_t i = 0; i < numbers; i++) {
+            const uint16_t bits = to_bfloat(from[i]);
+            ((uint16_t *)to)[i] = (bits & 0x7f80) == 0x7f80 ? 0x7fc0 : bits;
+        }
 }
 
 // An item: rows are its queries, each with the heads that share its key-value heads.

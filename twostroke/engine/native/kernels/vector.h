@@ -72,6 +72,21 @@ static inline vec v_load_int8(const int8_t *p) {
 #error "these kernels need AVX2 with FMA and F16C, or AVX-512"
 #endif
 
+// LANES halves, those that are not finite as the NaN that instructions make.
+#if LANES == 16
+static inline void v_store_half(uint16_t *p, vec a) {
+    const __m256i bits = _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), endless = _mm256_set1_epi16(0x7c00);
+    const __mmask16 bad = _mm256_cmpeq_epi16_mask(_mm256_and_si256(bits, endless), endless);
+    _mm256_storeu_si256((__m256i *)p, _mm256_mask_mov_epi16(bits, bad, _mm256_set1_epi16(0x7e00)));
+}
+#else
+static inline void v_store_half(uint16_t *p, vec a) {
+    const __m128i bits = _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), endless = _mm_set1_epi16(0x7c00);
+    const __m128i bad = _mm_cmpeq_epi16(_mm_and_si128(bits, endless), endless);
+    _mm_storeu_si128((__m128i *)p, _mm_blendv_epi8(bits, _mm_set1_epi16(0x7e00), bad));
+}
+#endif
+
 static inline float from_half(uint16_t bits) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits))); }
 static inline float from_bfloat(uint16_t bits) {
     uint32_t wide = (uint32_t)bits << 16;
