@@ -23,8 +23,9 @@ from twostroke.engine.batch import Segment, build_batch
 from twostroke.engine.cache import KvCache
 from twostroke.engine.forward import EagerForward
 from twostroke.engine.native.build import load_kernels
+from twostroke.engine.native.library import NotRecordable
 from twostroke.engine.native.recorded import RecordedForward
-from twostroke.engine.native.tape import NotRecordable, record
+from twostroke.engine.native.tape import record
 from twostroke.engine.weights import LoadedModel, WeightMode, load_model
 
 PAGES, PAGE_TOKENS, SEQUENCES = 1_121, 4, 70
@@ -131,6 +132,21 @@ def test_other_work_of_torch_is_refused_by_name(folder: Path) -> None:
     ):
         with pytest.raises(NotRecordable, match=f"{name} is not a call"):
             record(load_kernels(), run, tokens=2, room=2)
+
+
+def test_what_is_not_for_each_token_is_refused(folder: Path) -> None:
+    library, x = load_kernels(), torch.zeros(3, 16)
+    with pytest.raises(NotRecordable, match=r"memory of \[4, 2\] is not for 3 tokens"):
+        record(library, lambda: torch.empty((4, 2)), tokens=3, room=4)
+    with pytest.raises(NotRecordable, match="empty is not a call"):
+        record(library, lambda: torch.empty(3, 2), tokens=3, room=4)
+
+    def one_number() -> Tensor:
+        library.add(x.data_ptr(), x.data_ptr(), 1)
+        return x
+
+    with pytest.raises(NotRecordable, match="add is not for as many rows"):
+        record(library, one_number, tokens=3, room=4)
 
 
 def test_memory_is_given_out_again_once_nothing_looks_at_it(folder: Path) -> None:

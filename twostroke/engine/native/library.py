@@ -87,6 +87,10 @@ class CCall(Structure):
     _fields_ = (("function", c_int64), ("arguments", c_int64 * _MOST_ARGUMENTS))
 
 
+class NotRecordable(Exception):
+    """A step does something that is not ours to repeat; the message names it."""
+
+
 class Library:
     """A loaded library. Calls release the interpreter lock; pointers must stay valid until they return.
 
@@ -119,6 +123,9 @@ class Library:
         """Note the calls that this thread makes for so many tokens within the block, beside making them.
 
         What other threads call meanwhile is not noted. Tokens are noted as for one.
+
+        Raises:
+            NotRecordable: a call is not for a number of rows for each token.
         """
         calls: list[CCall] = []
         thread = threading.get_ident()
@@ -128,11 +135,14 @@ class Library:
 
             def noted(*arguments: Any) -> None:
                 function(*arguments)
-                if threading.get_ident() == thread:
-                    values = list(map(_as_integer, kinds, arguments))
-                    if counted is not None:
-                        values[counted] //= tokens
-                    calls.append(CCall(number, tuple(values)))
+                if threading.get_ident() != thread:
+                    return
+                values = list(map(_as_integer, kinds, arguments))
+                if counted is not None:
+                    values[counted], left = divmod(values[counted], tokens)
+                    if left:
+                        raise NotRecordable(f"{name} is not for as many rows for each token")
+                calls.append(CCall(number, tuple(values)))
 
             return noted
 

@@ -12,8 +12,8 @@ from twostroke.engine.attention.native import NativeAttention, NativePlan
 from twostroke.engine.batch import Batch
 from twostroke.engine.forward import Forward
 from twostroke.engine.models import Begun, CausalModel
-from twostroke.engine.native.library import CAttention
-from twostroke.engine.native.tape import NotRecordable, Tape, record
+from twostroke.engine.native.library import CAttention, NotRecordable
+from twostroke.engine.native.tape import Tape, record
 
 MOST_TOKENS = 1_024  # of a recorded step: beyond it, calling kernels is a small part of a step
 MOST_BESIDE_BLAS = 32  # without tiles, more tokens may go to BLAS

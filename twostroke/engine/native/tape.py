@@ -17,14 +17,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from twostroke.engine.native.library import CCall, Library
+from twostroke.engine.native.library import CCall, Library, NotRecordable
 
 _FRESH = {torch.empty, Tensor.new_empty}
 _LOOKS = {Tensor.view, Tensor.data_ptr, Tensor.stride, Tensor.numel, Tensor.dim, Tensor.shape.__get__}  # type: ignore[attr-defined]
-
-
-class NotRecordable(Exception):
-    """A step does something that is not ours to repeat; the message names it."""
 
 
 class Tape:
@@ -68,6 +64,8 @@ class _Scratch:
 
     def empty(self, shape: tuple[int, ...]) -> Tensor:
         """Return float32 memory of a shape, whose first side is the tokens."""
+        if shape[:1] != (self._tokens,):
+            raise NotRecordable(f"memory of {list(shape)} is not for {self._tokens} tokens")
         size = prod(shape)
         wanted = size // self._tokens * self._room
         fitting = [each for each in self._free if each.numel() >= wanted]
@@ -96,8 +94,8 @@ class _OnlyCalls(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """See TorchFunctionMode."""
-        if func in _FRESH and not kwargs:
-            return self._scratch.empty(tuple(args[-1]))
+        if func in _FRESH and not kwargs and isinstance(args[-1], tuple):
+            return self._scratch.empty(args[-1])
         if func not in _LOOKS and (func is not Tensor.__getitem__ or _copies(args[1])):
             raise NotRecordable(f"{func.__name__} is not a call of the kernels")
         seen = func(*args, **(kwargs or {}))
