@@ -36,7 +36,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("idle")
     source, made = folder / "idle.c", folder / "idle.so"
     source.write_text(SOURCE)
-    subprocess.run([compiler, "-shared", "-fPIC", f"-I{KERNELS}", str(source), "-o", str(made)], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", f"-I{KERNELS}", str(source), "-o", str(made)], check=True, timeout=60)
     return ctypes.CDLL(str(made))
 
 

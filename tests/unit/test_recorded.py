@@ -89,12 +89,13 @@ def test_steps_of_any_sequences_are_the_same_played_and_eager(
 ) -> None:
     with caplog.at_level(logging.INFO):
         steps = Steps(tiny(folder, family, mode))
-        for count in rows + rows:  # the second time each is played
+        for count in rows + rows:  # the second time at the latest each is played
             steps.run([1] * count)
         steps.run([chunk, 1])
         steps.run([1, chunk])
         steps.run([chunk, 1])
     assert "not recorded" not in caplog.text
+    assert {1 << (count - 1).bit_length() for count in [*rows, chunk + 1]} == set(steps.recorded.rooms)
 
 
 @pytest.mark.parametrize("processor", ["native", "x86-64-v3", "x86-64-v4"])
@@ -110,6 +111,7 @@ def test_steps_beyond_what_is_recorded_run_as_they_are_written(folder: Path, mon
     steps = Steps(tiny(folder, "llama", WeightMode.INT8))
     for count in (3, 5, 4, 9, 1):
         steps.run([1] * count)
+    assert steps.recorded.rooms == (1, 4)
 
 
 def test_a_model_that_does_more_than_call_kernels_runs_as_it_is_written(
@@ -120,6 +122,7 @@ def test_a_model_that_does_more_than_call_kernels_runs_as_it_is_written(
         for count in (2, 2, 5):
             steps.run([1] * count)
     assert caplog.text.count("steps are not recorded: linear is not a call of the kernels") == 1
+    assert steps.recorded.rooms == ()
 
 
 def test_other_work_of_torch_is_refused_by_name(folder: Path) -> None:

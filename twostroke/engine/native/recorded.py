@@ -33,6 +33,11 @@ class RecordedForward:
         self._most = MOST_TOKENS if attention.library.has_tiles else MOST_BESIDE_BLAS
         self._steps: dict[int, _Step] = {}  # by the tokens that they have room for, powers of two
 
+    @property
+    def rooms(self) -> tuple[int, ...]:
+        """How many tokens the steps recorded so far have room for."""
+        return tuple(sorted(self._steps))
+
     def prepare(self) -> None:
         """Leave recording to the first step of a size: it takes no longer than another."""
         self._eager.prepare()
