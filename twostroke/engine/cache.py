@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,7 +13,6 @@ from torch import Tensor
 from twostroke.engine.cuda.pages import CudaCopyStream, StagedPages
 from twostroke.engine.mode import KvMode, WeightMode
 from twostroke.engine.native.memory import back_now, zeros_in_huge_pages
-from twostroke.engine.native.room import free_bytes
 from twostroke.errors import Internal
 from twostroke.kv.format import KvFormat
 from twostroke.kv.transport.pages import HostPages, Pages
@@ -25,7 +21,6 @@ from twostroke.settings import InvalidSetting
 CPU = torch.device("cpu")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # names as in KvFormat
-_PIECE_BYTES = 1 << 26
 _MODES = {KvMode.F32: "float32", KvMode.BF16: "bfloat16", KvMode.F16: "float16"}
 
 
@@ -58,7 +53,7 @@ class KvCache:
         self.data = memory.view(_DTYPES[format.dtype]).view(pages, *format.block_shape)
 
     async def take_memory(self) -> None:
-        """Have all pages backed by the host's memory before they are needed, piece by piece in another thread.
+        """Have all pages backed by the host's memory before they are needed; the event loop goes on.
 
         Raises:
             Internal: it has no room for them.
@@ -66,10 +61,7 @@ class KvCache:
         if self.device.type != "cpu":
             return
         with self._memory_or_internal():
-            if self.data.nbytes > free_bytes():  # else the kernel would end a process
-                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-            for piece in torch.split(self.data.view(-1).view(torch.uint8), _PIECE_BYTES):
-                await asyncio.to_thread(back_now, piece)
+            await back_now(self.data.view(-1).view(torch.uint8))
 
     def token_rows(self) -> Tensor:
         """Return the same memory with one row a token: [pages * layers * 2 * block_tokens, kv_heads, head_dim]."""

@@ -35,7 +35,6 @@ class NativePlan:
     """What is the same for all layers of a step, as the kernels see it, and the memory that they see it in."""
 
     described: CAttention
-    address: int  # of `described`
     batch: Batch
     items: Tensor  # int32 [n, 7], as in kernels/paged.h
     merges: Tensor  # int32 [m, 5]
@@ -85,11 +84,12 @@ class NativeAttention:
             partial=partial.data_ptr(),
             tiles=self._tiles,
         )
-        return NativePlan(described, ctypes.addressof(described), batch, items, merges, partial)
+        return NativePlan(described, batch, items, merges, partial)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: NativePlan) -> Tensor:
         """Write k, v [T, Hkv, D] into their pages, then attend q [T, H, D]; returns [T, H, D]."""
-        out, step, window = torch.empty(q.shape), plan.address, self._shape.windows[layer] or 0
+        out, step = torch.empty(q.shape), ctypes.addressof(plan.described)
+        window = self._shape.windows[layer] or 0
         self.library.append(step, layer, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), q.shape[0])
         self.library.attend(step, layer, window, q.data_ptr(), q.stride(0), out.data_ptr(), self._threads)
         return out

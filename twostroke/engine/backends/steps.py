@@ -14,7 +14,7 @@ from twostroke.engine.native.recorded import RecordedForward
 def forward_on(
     model: CausalModel, attention: AttentionBackend, *, graphs: bool, most_rows: int, row_pages: int
 ) -> Forward:
-    """Return what runs a model's steps: captured or recorded ones of single tokens, the others as they are written."""
+    """Return what runs a model's steps: recorded on a CPU, captured on a GPU if `graphs` says so, or eager."""
     eager = EagerForward(model, attention)
     if isinstance(attention, NativeAttention):
         return RecordedForward(model, attention, eager)

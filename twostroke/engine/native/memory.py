@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import errno
@@ -13,6 +14,8 @@ from typing import cast
 
 import torch
 from torch import Tensor
+
+from twostroke.engine.native.room import free_bytes
 
 _CHUNK_BYTES = 1 << 26
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which mmap does not name
@@ -51,14 +54,19 @@ def zeros_in_huge_pages(size: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def back_now(memory: Tensor) -> None:
-    """Back a part of `zeros_in_huge_pages` at once, where the kernel can: under load a first touch takes milliseconds.
-
-    The part must begin on a page's boundary. Other threads go on meanwhile.
+async def back_now(memory: Tensor) -> None:
+    """Back `zeros_in_huge_pages` at once, where the kernel can: under load a first touch takes milliseconds.
 
     Raises:
-        OSError: the kernel says that so much is not to be had; it may also end a process instead (see `free_bytes`).
+        OSError: so much is not to be had.
     """
+    if memory.nbytes > free_bytes():  # else the kernel would end a process
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    for piece in torch.split(memory, _CHUNK_BYTES):
+        await asyncio.to_thread(_populate, piece)
+
+
+def _populate(memory: Tensor) -> None:
     if _madvise(memory.data_ptr(), memory.nbytes, _POPULATE_WRITE) != 0:
         number = ctypes.get_errno()
         if number != errno.EINVAL:  # which means: before Linux 5.14

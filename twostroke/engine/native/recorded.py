@@ -82,7 +82,7 @@ class _Step:
         kept = tuple(each.new_empty((room, *each.shape[1:])) for each in begun)
         _place(begun, plan, kept, described)
         first = tuple(each[:tokens] for each in kept)
-        fixed = replace(plan, described=described, address=ctypes.addressof(described))
+        fixed = replace(plan, described=described)
         tape = record(attention.library, lambda: model.layers(first, attention, fixed), tokens=tokens, room=room)
         return cls(kept, described, tape)
 
@@ -101,4 +101,4 @@ def _place(begun: Begun, plan: NativePlan, kept: Begun, described: CAttention) -
     """Copy what differs between steps to where their calls look for it."""
     for each, place in zip(begun, kept, strict=True):
         place[: len(each)].copy_(each)
-    ctypes.memmove(ctypes.addressof(described), plan.address, ctypes.sizeof(CAttention))
+    ctypes.memmove(ctypes.byref(described), ctypes.byref(plan.described), ctypes.sizeof(CAttention))

@@ -94,7 +94,6 @@ static inline float from_bfloat(uint16_t bits) {
     memcpy(&value, &wide, sizeof value);
     return value;
 }
-static inline uint16_t to_half(float value) { return (uint16_t)_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
 static inline uint16_t to_bfloat(float value) {  // to nearest, ties to even; a NaN stays one
     uint32_t wide;
     memcpy(&wide, &value, sizeof wide);
