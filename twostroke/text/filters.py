@@ -41,40 +41,61 @@ def require_plain_format(text: str) -> None:
 
 def guarded_filters(meter_of: Callable[[Context], Meter]) -> dict[str, _Filter]:
     """The filters that can multiply their input, each bound to the rendering's meter."""
+    guarded = _Guarded(meter_of)
+    lazy = {name: _stepping(inner, meter_of) for name, inner in _LAZY}
+    named: dict[str, _Filter] = {
+        "join": guarded.join,
+        "replace": guarded.replace,
+        "indent": guarded.indent,
+        "format": guarded.format,
+        "tojson": guarded.tojson,
+        "sum": _sum,
+    }
+    return {**lazy, **named}
+
+
+class _Guarded:
+    """Filters of Jinja, by the same names and arguments, that ask a meter before they build a text."""
+
+    def __init__(self, meter_of: Callable[[Context], Meter]) -> None:
+        self._meter_of = meter_of
 
     @pass_context
-    def join(context: Context, value: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
+    def join(self, context: Context, value: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
         if attribute is not None:
             value = filters.sync_do_map(context, value, attribute=attribute)
         parts = []
         for part in value:
-            meter_of(context).reserve(len(d))
-            meter_of(context).charge(part)
+            self._meter_of(context).reserve(len(d))
+            self._meter_of(context).charge(part)
             parts.append(str(part))
         return str(d).join(parts)
 
     @pass_context
-    def replace(context: Context, value: Any, old: str, new: str, count: int | None = None) -> str:
+    def replace(self, context: Context, value: Any, old: str, new: str, count: int | None = None) -> str:
         text = str(value)
-        meter_of(context).reserve((text.count(old) + 1) * len(new))
+        self._meter_of(context).reserve((text.count(old) + 1) * len(new))
         return text.replace(old, new, -1 if count is None else count)
 
     @pass_context
-    def indent(context: Context, value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    def indent(
+        self, context: Context, value: Any, width: int | str = 4, first: bool = False, blank: bool = False
+    ) -> str:
         margin = width if isinstance(width, str) else " " * min(width, MAX_INDENT)
         text = str(value)
-        meter_of(context).reserve((text.count("\n") + 1) * len(margin))
+        self._meter_of(context).reserve((text.count("\n") + 1) * len(margin))
         return str(filters.do_indent(text, margin, first, blank))
 
     @pass_context
-    def format_(context: Context, value: Any, *args: Any, **kwargs: Any) -> str:
+    def format(self, context: Context, value: Any, *args: Any, **kwargs: Any) -> str:
         require_plain_format(str(value))
         text = str(filters.do_format(str(value), *args, **kwargs))
-        meter_of(context).charge(text)
+        self._meter_of(context).charge(text)
         return text
 
     @pass_context
     def tojson(
+        self,
         context: Context,
         value: Any,
         ensure_ascii: bool = False,
@@ -84,27 +105,17 @@ def guarded_filters(meter_of: Callable[[Context], Meter]) -> dict[str, _Filter]:
     ) -> str:
         if (indent or 0) > MAX_INDENT or any(len(each) > MAX_INDENT for each in separators or ()):
             raise SecurityError("the chat template writes JSON wider than is let through")
-        meter_of(context).charge(value)
+        self._meter_of(context).charge(value)
         text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-        meter_of(context).charge(text)
+        self._meter_of(context).charge(text)
         return text
 
-    @pass_context
-    def sum_(context: Context, value: Iterable[Any], attribute: str | int | None = None, start: float = 0) -> Any:
-        if not isinstance(start, int | float):
-            raise SecurityError("the chat template sums something else than numbers")
-        return filters.sync_do_sum(context.environment, value, attribute, start)
 
-    lazy = {name: _stepping(inner, meter_of) for name, inner in _LAZY}
-    named: dict[str, _Filter] = {
-        "join": join,
-        "replace": replace,
-        "indent": indent,
-        "format": format_,
-        "tojson": tojson,
-        "sum": sum_,
-    }
-    return {**lazy, **named}
+@pass_context
+def _sum(context: Context, value: Iterable[Any], attribute: str | int | None = None, start: float = 0) -> Any:
+    if not isinstance(start, int | float):
+        raise SecurityError("the chat template sums something else than numbers")
+    return filters.sync_do_sum(context.environment, value, attribute, start)
 
 
 def _stepping(inner: _Filter, meter_of: Callable[[Context], Meter]) -> _Filter:
