@@ -19,7 +19,7 @@ from torch import Tensor
 from tests.support.backends import native_backend
 from tests.support.tiny import write_tiny
 from twostroke.engine.attention.native import NativeAttention
-from twostroke.engine.batch import Segment, build_batch
+from twostroke.engine.batch import Batch, Segment, build_batch
 from twostroke.engine.cache import KvCache
 from twostroke.engine.forward import EagerForward
 from twostroke.engine.native.build import load_kernels
@@ -44,15 +44,33 @@ def tiny(folder: Path, family: str, mode: WeightMode, processor: str = "native",
     return load_model(model, mode=mode, backend=native_backend(processor, threads=threads))
 
 
+class Counted:
+    """An EagerForward that counts its steps."""
+
+    def __init__(self, forward: EagerForward) -> None:
+        self._forward = forward
+        self.steps = 0
+
+    def prepare(self) -> None:
+        self._forward.prepare()
+
+    def __call__(self, batch: Batch) -> Tensor:
+        self.steps += 1
+        return self._forward(batch)
+
+
 class Steps:
     """The same steps over two caches: as the model is written, and recorded."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, *, most_tokens: int = 128) -> None:
         self.caches = [KvCache(loaded.kv_format(block_tokens=PAGE_TOKENS), PAGES) for _ in range(2)]
         over = [loaded.model.backend.attention(cache, loaded.config.attention) for cache in self.caches]
         assert isinstance(over[1], NativeAttention)
         self.eager = EagerForward(loaded.model, over[0])
-        self.recorded = RecordedForward(loaded.model, over[1], EagerForward(loaded.model, over[1]))
+        self.beside = Counted(EagerForward(loaded.model, over[1]))
+        self.recorded = RecordedForward(loaded.model, over[1], self.beside, most_tokens=most_tokens)
+        with torch.inference_mode():
+            self.recorded.prepare()
         self._lengths = [0] * SEQUENCES
 
     def run(self, counts: Sequence[int]) -> Tensor:
@@ -85,17 +103,14 @@ class Steps:
     chunk=st.integers(2, 12),
 )
 def test_steps_of_any_sequences_are_the_same_played_and_eager(
-    folder: Path, caplog: pytest.LogCaptureFixture, family: str, mode: WeightMode, rows: list[int], chunk: int
+    folder: Path, family: str, mode: WeightMode, rows: list[int], chunk: int
 ) -> None:
-    with caplog.at_level(logging.INFO):
-        steps = Steps(tiny(folder, family, mode))
-        for count in rows + rows:  # the second time at the latest each is played
-            steps.run([1] * count)
-        steps.run([chunk, 1])
-        steps.run([1, chunk])
-        steps.run([chunk, 1])
-    assert "not recorded" not in caplog.text
-    assert {1 << (count - 1).bit_length() for count in [*rows, chunk + 1]} == set(steps.recorded.rooms)
+    steps = Steps(tiny(folder, family, mode), most_tokens=16)
+    for count in rows:
+        steps.run([1] * count)
+    steps.run([chunk, 1])
+    steps.run([1, chunk])
+    assert steps.beside.steps == 0
 
 
 @pytest.mark.parametrize("processor", ["native", "x86-64-v3", "x86-64-v4"])
@@ -105,24 +120,22 @@ def test_steps_of_few_and_of_many_tokens_do_not_mix(folder: Path, processor: str
         steps.run([1] * count)
 
 
-def test_steps_beyond_what_is_recorded_run_as_they_are_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twostroke.engine.native.recorded.MOST_TOKENS", 4)
-    monkeypatch.setattr("twostroke.engine.native.recorded.MOST_BESIDE_BLAS", 4)
-    steps = Steps(tiny(folder, "llama", WeightMode.INT8))
+def test_steps_beyond_what_is_recorded_run_as_they_are_written(folder: Path) -> None:
+    steps = Steps(tiny(folder, "llama", WeightMode.INT8), most_tokens=3)
     for count in (3, 5, 4, 9, 1):
         steps.run([1] * count)
-    assert steps.recorded.rooms == (1, 4)
+    assert steps.beside.steps == 2  # of 5 and of 9
 
 
 def test_a_model_that_does_more_than_call_kernels_runs_as_it_is_written(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    steps = Steps(tiny(folder, "llama", WeightMode.F32))  # whose products are torch's
     with caplog.at_level(logging.INFO):
-        for count in (2, 2, 5):
-            steps.run([1] * count)
+        steps = Steps(tiny(folder, "llama", WeightMode.F32))  # whose products are torch's
     assert caplog.text.count("steps are not recorded: linear is not a call of the kernels") == 1
-    assert steps.recorded.rooms == ()
+    for count in (2, 2, 5):
+        steps.run([1] * count)
+    assert steps.beside.steps == 3
 
 
 def test_other_work_of_torch_is_refused_by_name(folder: Path) -> None:
@@ -134,22 +147,22 @@ def test_other_work_of_torch_is_refused_by_name(folder: Path) -> None:
         (lambda: x.clone(), "clone"),
     ):
         with pytest.raises(NotRecordable, match=f"{name} is not a call"):
-            record(load_kernels(), run, tokens=2, room=2)
+            record(load_kernels(), run, tokens=2)
 
 
 def test_what_is_not_for_each_token_is_refused(folder: Path) -> None:
     library, x = load_kernels(), torch.zeros(3, 16)
     with pytest.raises(NotRecordable, match=r"memory of \[4, 2\] is not for 3 tokens"):
-        record(library, lambda: torch.empty((4, 2)), tokens=3, room=4)
+        record(library, lambda: torch.empty((4, 2)), tokens=3)
     with pytest.raises(NotRecordable, match="empty is not a call"):
-        record(library, lambda: torch.empty(3, 2), tokens=3, room=4)
+        record(library, lambda: torch.empty(3, 2), tokens=3)
 
     def one_number() -> Tensor:
         library.add(x.data_ptr(), x.data_ptr(), 1)
         return x
 
     with pytest.raises(NotRecordable, match="add is not for as many rows"):
-        record(library, one_number, tokens=3, room=4)
+        record(library, one_number, tokens=3)
 
 
 def test_memory_is_given_out_again_once_nothing_looks_at_it(folder: Path) -> None:
@@ -165,15 +178,15 @@ def test_memory_is_given_out_again_once_nothing_looks_at_it(folder: Path) -> Non
         seen.append(torch.empty((2, 7)).data_ptr())
         return torch.empty((2, 100))
 
-    record(load_kernels(), run, tokens=2, room=4)
+    record(load_kernels(), run, tokens=2)
     assert seen[0] != seen[1]
     assert seen[2] in seen[:2]
 
 
 def test_recording_loads_no_further_modules(folder: Path) -> None:
-    steps = Steps(tiny(folder, "llama", WeightMode.INT8))
+    loaded = tiny(folder, "llama", WeightMode.INT8)
     before = set(sys.modules)
-    steps.run([1, 1])
+    Steps(loaded).run([1, 1])
     assert {name for name in sys.modules if name not in before} == set()
 
 
@@ -183,8 +196,8 @@ def test_engines_that_share_a_library_record_nothing_of_each_other(folder: Path)
 
     def work(_: int) -> None:
         for _ in range(5):
-            steps = Steps(loaded)
             both.wait(30)
+            steps = Steps(loaded)
             for count in (1, 2, 3, 4, 1, 2, 3, 4):
                 steps.run([1] * count)
 

@@ -58,6 +58,7 @@ class Engine:
             attention,
             graphs=settings.graphs,
             most_rows=settings.max_running,
+            most_tokens=settings.tokens_per_step,
             row_pages=min(self._bounds.pages, -(-self._bounds.context // format.block_tokens)),
         )
         self._runner = Runner(model, self.cache, forward)

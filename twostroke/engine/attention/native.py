@@ -48,6 +48,7 @@ class NativeAttention:
         form = cache.format
         self.library, self._threads, self._shape = library, threads, shape
         self._data = cache.data
+        self.page_tokens = form.block_tokens
         self._tiles = tiles
         self._cache = CCache(
             pages=cache.data.data_ptr(),

@@ -120,9 +120,9 @@ class Library:
 
     @contextmanager
     def recorded(self, tokens: int) -> Iterator[list[CCall]]:
-        """Note the calls that this thread makes for so many tokens within the block, beside making them.
+        """Note the calls of this thread for so many tokens within the block, instead of making them.
 
-        What other threads call meanwhile is not noted. Tokens are noted as for one.
+        What other threads call meanwhile is made, and not noted. Tokens are noted as for one.
 
         Raises:
             NotRecordable: a call is not for a number of rows for each token.
@@ -134,8 +134,8 @@ class Library:
             function, kinds, counted = self._functions[name], _CALLS[name], _TOKENS.get(name)
 
             def noted(*arguments: Any) -> None:
-                function(*arguments)
                 if threading.get_ident() != thread:
+                    function(*arguments)
                     return
                 values = list(map(_as_integer, kinds, arguments))
                 if counted is not None:

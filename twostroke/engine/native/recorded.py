@@ -1,4 +1,4 @@
-"""Steps on a CPU: recorded at the first of each order of size, and played from then on."""
+"""Steps on a CPU: recorded for each order of size before the first, and played."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from twostroke.engine.attention.native import NativeAttention, NativePlan
-from twostroke.engine.batch import Batch
+from twostroke.engine.batch import Batch, Segment, build_batch
+from twostroke.engine.blocks import SCRATCH_PAGE
 from twostroke.engine.forward import Forward
 from twostroke.engine.models import Begun, CausalModel
 from twostroke.engine.native.library import CAttention, NotRecordable
@@ -22,42 +23,39 @@ _log = logging.getLogger(__name__)
 
 
 class RecordedForward:
-    """A Forward that plays steps, and leaves those that cannot be recorded to another.
+    """A Forward that plays steps, and leaves those that are not recorded to another.
 
     Steps are the same calls, whatever sequences their tokens belong to: the plan's struct and what goes into the layers
     are copied to where the recorded ones lay. So results are those of the eager pass, bit for bit.
+
+    Args:
+        model: whose steps.
+        attention: over the model's pages.
+        eager: runs what is not recorded.
+        most_tokens: of a step.
     """
 
-    def __init__(self, model: CausalModel, attention: NativeAttention, eager: Forward) -> None:
+    def __init__(self, model: CausalModel, attention: NativeAttention, eager: Forward, *, most_tokens: int) -> None:
         self._model, self._attention, self._eager = model, attention, eager
-        self._most = MOST_TOKENS if attention.library.has_tiles else MOST_BESIDE_BLAS
-        self._steps: dict[int, _Step] = {}  # by the tokens that they have room for, powers of two
-
-    @property
-    def rooms(self) -> tuple[int, ...]:
-        """How many tokens the steps recorded so far have room for."""
-        return tuple(sorted(self._steps))
+        limit = MOST_TOKENS if attention.library.has_tiles else MOST_BESIDE_BLAS
+        self._rooms = [1 << exponent for exponent in range(min(_room(most_tokens), limit).bit_length())]
+        self._steps: dict[int, _Step] = {}  # by the tokens that they have room for
 
     def prepare(self) -> None:
-        """Leave recording to the first step of a size: it takes no longer than another."""
+        """Record steps of every power of two, unless the model does what cannot be recorded."""
         self._eager.prepare()
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """Play what was recorded for such steps, or record it."""
-        tokens = len(batch.token_ids)
-        room = 1 << (tokens - 1).bit_length()
-        if room > self._most:
-            return self._eager(batch)
-        begun, plan = self._model.begin(batch.token_ids, batch.positions), self._attention.plan(batch)
-        if room in self._steps:
-            return self._steps[room].play(begun, plan)
         try:
-            self._steps[room] = _Step.recorded(self._model, self._attention, begun, plan, room=room)
+            for room in self._rooms:
+                self._steps[room] = _Step.recorded(self._model, self._attention, room)
         except NotRecordable as reason:
             _log.info("steps are not recorded: %s", reason)
-            self._most = 0
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Play what was recorded for as many tokens, or a few more."""
+        step = self._steps.get(_room(len(batch.token_ids)))
+        if step is None:
             return self._eager(batch)
-        return self._steps[room].hidden(tokens)
+        return step.play(self._model.begin(batch.token_ids, batch.positions), self._attention.plan(batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +72,25 @@ class _Step:
     tape: Tape
 
     @classmethod
-    def recorded(
-        cls, model: CausalModel, attention: NativeAttention, begun: Begun, plan: NativePlan, *, room: int
-    ) -> _Step:
-        """Run a step and record it; raises NotRecordable."""
-        tokens, described = len(begun[0]), CAttention()
-        kept = tuple(each.new_empty((room, *each.shape[1:])) for each in begun)
-        _place(begun, plan, kept, described)
-        first = tuple(each[:tokens] for each in kept)
-        fixed = replace(plan, described=described)
-        tape = record(attention.library, lambda: model.layers(first, attention, fixed), tokens=tokens, room=room)
-        return cls(kept, described, tape)
+    def recorded(cls, model: CausalModel, attention: NativeAttention, room: int) -> _Step:
+        """Record a step of `room` tokens; raises NotRecordable."""
+        nobody = build_batch([Segment((0,), 0, (SCRATCH_PAGE,), sample=False)] * room, attention.page_tokens)
+        begun, described = model.begin(nobody.token_ids, nobody.positions), CAttention()
+        plan = replace(attention.plan(nobody), described=described)
+        return cls(
+            begun, described, record(attention.library, lambda: model.layers(begun, attention, plan), tokens=room)
+        )
 
     def play(self, begun: Begun, plan: NativePlan) -> Tensor:
-        """Do for another step what was recorded; returns [T, hidden], which the next one overwrites."""
-        _place(begun, plan, self.begun, self.described)
-        self.tape.play(len(begun[0]))
-        return self.hidden(len(begun[0]))
-
-    def hidden(self, tokens: int) -> Tensor:
-        """Return [tokens, hidden] of what came out last."""
+        """Do for a step what was recorded; returns [T, hidden], which the next one overwrites."""
+        tokens = len(begun[0])
+        for each, place in zip(begun, self.begun, strict=True):
+            place[:tokens].copy_(each)
+        ctypes.memmove(ctypes.byref(self.described), ctypes.byref(plan.described), ctypes.sizeof(CAttention))
+        self.tape.play(tokens)
         return self.begun[0][:tokens]
 
 
-def _place(begun: Begun, plan: NativePlan, kept: Begun, described: CAttention) -> None:
-    """Copy what differs between steps to where their calls look for it."""
-    for each, place in zip(begun, kept, strict=True):
-        place[: len(each)].copy_(each)
-    ctypes.memmove(ctypes.byref(described), ctypes.byref(plan.described), ctypes.sizeof(CAttention))
+def _room(tokens: int) -> int:
+    """Return the next power of two."""
+    return 1 << (tokens - 1).bit_length()

@@ -35,20 +35,18 @@ class Tape:
         self._play(ctypes.addressof(self._calls), len(self._calls), tokens)
 
 
-def record(library: Library, run: Callable[[], Tensor], *, tokens: int, room: int) -> Tape:
-    """Run once, and return a tape that does the same again for up to `room` tokens.
+def record(library: Library, run: Callable[[], Tensor], *, tokens: int) -> Tape:
+    """Return a tape of what `run` would do, for up to `tokens` tokens. Nothing is computed.
 
     Args:
         library: the kernels.
-        run: calls them; beside that it may only take memory, a row a token, and look at it in other shapes. What it
-            reads and writes beside that memory has room for so many tokens, and outlives the tape.
-        tokens: how many it runs now.
-        room: how many it may run later.
+        run: calls them for so many tokens; beside that it may only take memory, a row a token, and look at it in other
+            shapes. What it reads and writes beside that memory outlives the tape.
 
     Raises:
         NotRecordable: it does more.
     """
-    scratch = _Scratch(tokens, room)
+    scratch = _Scratch(tokens)
     with library.recorded(tokens) as calls, _OnlyCalls(scratch):
         run()
     return Tape(library, calls, scratch.memory)
@@ -57,8 +55,8 @@ def record(library: Library, run: Callable[[], Tensor], *, tokens: int, room: in
 class _Scratch:
     """Memory for what a step computes, given out again as soon as no tensor is left that looks at it."""
 
-    def __init__(self, tokens: int, room: int) -> None:
-        self._tokens, self._room = tokens, room
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
         self._free: list[Tensor] = []
         self.memory: list[Tensor] = []
 
@@ -67,11 +65,9 @@ class _Scratch:
         if shape[:1] != (self._tokens,):
             raise NotRecordable(f"memory of {list(shape)} is not for {self._tokens} tokens")
         size = prod(shape)
-        wanted = size // self._tokens * self._room
-        fitting = [each for each in self._free if each.numel() >= wanted]
-        memory = min(fitting, key=Tensor.numel, default=None)
+        memory = min((each for each in self._free if each.numel() >= size), key=Tensor.numel, default=None)
         if memory is None:
-            memory = torch.empty(wanted)
+            memory = torch.zeros(size)  # touched now, since a first touch takes time
             self.memory.append(memory)
         else:
             self._free = [each for each in self._free if each is not memory]
