@@ -77,9 +77,8 @@ class _Step:
         nobody = build_batch([Segment((0,), 0, (SCRATCH_PAGE,), sample=False)] * room, attention.page_tokens)
         begun, described = model.begin(nobody.token_ids, nobody.positions), CAttention()
         plan = replace(attention.plan(nobody), described=described)
-        return cls(
-            begun, described, record(attention.library, lambda: model.layers(begun, attention, plan), tokens=room)
-        )
+        tape = record(attention.library, lambda: model.layers(begun, attention, plan), tokens=room)
+        return cls(begun, described, tape)
 
     def play(self, begun: Begun, plan: NativePlan) -> Tensor:
         """Do for a step what was recorded; returns [T, hidden], which the next one overwrites."""

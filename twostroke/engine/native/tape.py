@@ -42,6 +42,7 @@ def record(library: Library, run: Callable[[], Tensor], *, tokens: int) -> Tape:
         library: the kernels.
         run: calls them for so many tokens; beside that it may only take memory, a row a token, and look at it in other
             shapes. What it reads and writes beside that memory outlives the tape.
+        tokens: what `run` calls them for.
 
     Raises:
         NotRecordable: it does more.
