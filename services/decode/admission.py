@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from services.decode.publisher import Publisher
 from twostroke.engine.sequence import EngineRequest
@@ -26,13 +27,13 @@ class Admission:
         self._publisher = publisher
         self._recompute_tokens = recompute_tokens
 
-    async def prefetch(self, keys: tuple[bytes, ...], lease: Lease | None, deadline: float | None) -> int:
-        """Load leading full blocks; answers how many are in pages now."""
+    async def prefetch(self, keys: tuple[bytes, ...], lease: Lease | None, deadline: float | None) -> Prefix:
+        """Load leading full blocks; answers what is in pages now, without a lease of its own."""
         sizes = [self._worker.kv_format.block_tokens] * len(keys)
         prefix = await load_prefix(self._worker, keys, sizes, lease, deadline=deadline)
         if lease is None and prefix.lease is not None:
             self._worker.store.release(prefix.lease)
-        return prefix.local + prefix.loaded
+        return replace(prefix, lease=lease)
 
     async def run(self, order: DecodeOrder, deadline: float | None, span: Span) -> AsyncGenerator[Written, None]:
         """Yield the tokens of one choice. Leaving, for any reason, frees everything of the sequence.
@@ -42,13 +43,13 @@ class Admission:
         for load in range(1, LOADS + 1):
             with span.child("twostroke.load", blocks=len(order.ticket.blocks) if order.ticket else 0) as loading:
                 prefix = await self._load(order, deadline)
-                loading.set(local_blocks=prefix.local, loaded_blocks=prefix.loaded)
+                loading.set(local_blocks=prefix.local, joined_blocks=prefix.joined, loaded_blocks=prefix.loaded)
             try:
                 async with aclosing(self._step(order, prefix, span)) as steps:
                     async for written in steps:
                         yield written
             except BlocksMissing:
-                if load == LOADS or not prefix.loaded:
+                if load == LOADS or not prefix.stored:
                     raise
             else:
                 return
@@ -94,5 +95,5 @@ class Admission:
                     yield Written(tokens=output.tokens, finish=output.finish, admitted=news)
 
     def _admitted(self, order: DecodeOrder, prefix: Prefix, cached: int) -> Admitted:
-        store = min(prefix.loaded * self._worker.kv_format.block_tokens, cached)
+        store = min(prefix.stored * self._worker.kv_format.block_tokens, cached)
         return Admitted(local=cached - store, store=store, computed=len(order.prompt) - min(cached, len(order.prompt)))

@@ -183,17 +183,19 @@ def test_nobody_gives_way_to_one_that_would_not_get_in_all_the_same() -> None:
 
 
 def test_one_that_gives_way_and_gets_in_again_at_once_runs_once_in_that_step() -> None:
-    """It computed what another one holds too; now it shares that, and needs fewer pages than it gave up."""
-    desk = Desk(pages=8, tokens_per_step=64)
-    twins = [desk.submit(paper_request(list(range(9)), max_tokens=4, priority=Priority.BATCH)) for _ in range(2)]
-    desk.step()
+    """It generated what another one did too; now it shares that, and needs fewer pages than it gave up."""
+    desk = Desk(pages=7, tokens_per_step=64)
+    prompt = list(range(5))
+    twins = [desk.submit(paper_request(prompt, max_tokens=10, priority=Priority.BATCH)) for _ in range(2)]
+    for _ in range(6):
+        desk.step()
     high = desk.submit(paper_request(list(range(20, 25)), max_tokens=2, priority=Priority.INTERACTIVE))
     desk.step()
     assert preemptions(desk) == {twins[0]: 0, twins[1]: 1, high: 0}
-    assert sorted(chunk[0] for chunk in desk.chunks[1]) == [*twins, high]
+    assert sorted(chunk[0] for chunk in desk.chunks[6]) == [*twins, high]
     desk.settle()
     for number in twins:
-        desk.expect(number, list(range(9)), 4)
+        desk.expect(number, prompt, 10)
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_chunk": 48}])

@@ -59,7 +59,8 @@ class EngineCore:
         self._runner = runner
         self._pool = BlockPool(settings.pages)
         self.loans = PageLoans(self._pool)
-        self._scheduler = Scheduler(settings, Paging(self._pool, self.loans, bounds.page_tokens))
+        self._paging = Paging(self._pool, self.loans, bounds.page_tokens)
+        self._scheduler = Scheduler(settings, self._paging)
         self._sequences: dict[int, Sequence] = {}
         self._steps = 0
 
@@ -148,11 +149,13 @@ class EngineCore:
         """With no sequence here, compare what is outside the pool with what is lent; costs the same for any pool.
 
         Raises:
-            Internal: a page was lost, or given to two.
+            Internal: a page was lost, or given to two; or a block is waited for that nobody fills.
         """
         held = self._pool.capacity - self._pool.available
         if not self.busy and held != self.loans.count:
             raise Internal(f"{held} pages are in use and {self.loans.count} are lent, but nothing runs")
+        if not self.busy and self._paging.promised:
+            raise Internal(f"{self._paging.promised} blocks are to be filled, but nothing runs")
 
     def check_integrity(self) -> None:
         """Prove the accounts page by page: for tests, and for the end of an engine. It looks at the whole pool.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from twostroke.engine.blocks import BlockPool
+from twostroke.engine.coalescing import Leaders, Wait
 from twostroke.engine.loans import PageLoans
 from twostroke.engine.outputs import FilledBlock
 from twostroke.engine.sequence import Sequence
@@ -28,6 +30,12 @@ class Paging:
         self._pool = pool
         self._loans = loans
         self._page_tokens = page_tokens
+        self._leaders = Leaders()
+
+    @property
+    def promised(self) -> int:
+        """Blocks that running sequences have yet to fill from tokens that they have."""
+        return self._leaders.keys
 
     @property
     def returned(self) -> int:
@@ -40,19 +48,37 @@ class Paging:
 
     def find(self, sequence: Sequence) -> Prefix:
         """The longest cached prefix: full blocks, then an exact tail. At least one token is left to run."""
-        pages = self._pool.match(sequence.keys[: (len(sequence.tokens) - 1) // self._page_tokens])
+        pages = self._pool.match(sequence.keys[: self._sharable(sequence)])
         for key, tokens in sequence.tails(len(pages)):
             cached = self._pool.find(key)
             if cached is not None:
                 return Prefix(pages, cached.page, tokens)
         return Prefix(pages, None, len(pages) * self._page_tokens)
 
-    def fits(self, sequence: Sequence, prefix: Prefix, without: Iterable[Sequence]) -> bool:
-        """Whether `reserve` would succeed once the sequences in `without` have been freed."""
+    def wait(self, sequence: Sequence, prefix: Prefix) -> Wait | None:
+        """What running sequences will fill next to a prefix that was found; None when there is nothing to wait for.
+
+        It goes up to the last such block, so that a waiting sequence is looked at again once and not block by block.
+        """
+        if prefix.tail is not None:
+            return None  # but for the last token, everything was found
+        found, sharable = len(prefix.pages), self._sharable(sequence)
+        coming = list(takewhile(lambda key: self._leaders.lead(key, sequence), sequence.keys[found:sharable]))
+        blocks = found + len(coming)
+        if blocks == sharable:
+            coming += [key for key, _ in sequence.tails(blocks) if self._leaders.lead(key, sequence)]
+        return Wait(coming[-1], self.pages_for(sequence.length_to_admit) - blocks) if coming else None
+
+    def lasts(self, wait: Wait, sequence: Sequence) -> bool:
+        """Whether a wait goes on: the block is not there yet, and who will fill it still runs. Cheap: no search."""
+        return self._pool.find(wait.key) is None and self._leaders.lead(wait.key, sequence)
+
+    def fits(self, sequence: Sequence, prefix: Prefix, without: Iterable[Sequence], keep: int) -> bool:
+        """Whether `reserve` would succeed, and leave `keep` pages, once the sequences in `without` have been freed."""
         self._pool.hold(prefix.pages)
         room = self._pool.available + self._pool.freed_by(page for each in without for page in each.pages)
         self._pool.release(reversed(prefix.pages))
-        return self._missing(sequence, prefix) <= room
+        return self._missing(sequence, prefix) + keep <= room
 
     def reserve(self, sequence: Sequence, prefix: Prefix) -> bool:
         """Give a waiting sequence all the pages it needs to begin, or nothing at all.
@@ -70,6 +96,7 @@ class Paging:
         sequence.pages = prefix.pages + taken
         sequence.computed = prefix.tokens
         sequence.published = len(prefix.pages)
+        self._leaders.enter(sequence)
         return True
 
     def copy_of(self, sequence: Sequence, prefix: Prefix) -> PageCopy | None:
@@ -88,6 +115,7 @@ class Paging:
 
     def free(self, sequence: Sequence) -> None:
         """Take a sequence's pages back; what was published stays cached, and its end is evicted first."""
+        self._leaders.leave(sequence)
         self._pool.release(reversed(sequence.pages))
         sequence.pages = []
         sequence.computed = 0
@@ -103,6 +131,7 @@ class Paging:
         full = sequence.computed // self._page_tokens
         for block in range(sequence.published, full):
             self._pool.publish(sequence.pages[block], sequence.keys[block], self._page_tokens)
+            self._leaders.filled(sequence, sequence.keys[block])
         sequence.published = max(sequence.published, full)
         if not sequence.request.export:
             return ()
@@ -115,6 +144,10 @@ class Paging:
             filled.append(rest)
         self._loans.lend([block.page for block in filled])
         return tuple(filled)
+
+    def _sharable(self, sequence: Sequence) -> int:
+        """Leading full blocks that a sequence never writes into, since at least one token is left to run."""
+        return (len(sequence.tokens) - 1) // self._page_tokens
 
     def _missing(self, sequence: Sequence, prefix: Prefix) -> int:
         """Pages that a waiting sequence needs beyond those it can share."""
