@@ -66,6 +66,23 @@ async def test_one_that_gives_up_waiting_ends_nobody_else() -> None:
         assert await task
 
 
+async def test_a_key_that_is_taken_up_again_is_not_waited_for_twice_and_another_one_is() -> None:
+    gates = [asyncio.Event() for _ in range(3)]
+    async with InFlight.opened() as flying:
+        first = flying.begin([b"a"], gates[0].wait())
+        first.add_done_callback(lambda _: flying.begin([b"a", b"b"], gates[1].wait()))
+        waiting = asyncio.create_task(flying.ended([b"a", b"b"], at_most=60))
+        gates[0].set()
+        await first
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        flying._tasks[b"b"].add_done_callback(lambda _: flying.begin([b"a", b"b"], gates[2].wait()))
+        gates[1].set()
+        assert await waiting
+        assert b"a" in flying
+        gates[2].set()
+
+
 async def test_leaving_waits_for_what_is_under_way() -> None:
     ended = []
 

@@ -48,9 +48,12 @@ class Leaders:
         for key in sequence.unfilled():
             self.filled(sequence, key)
 
-    def lead(self, key: bytes, follower: Sequence) -> bool:
-        """Whether a sequence of the follower's class, or a higher one, will fill a block.
+    def of(self, key: bytes, follower: Sequence) -> Sequence | None:
+        """Who will fill a block and is of the follower's class, or a higher one.
 
         A lower one gets fewer tokens and gives way first: a higher class that waited for it would wait in its stead.
         """
-        return any(leader.request.priority <= follower.request.priority for leader in self._by_key.get(key, ()))
+        for leader in self._by_key.get(key, ()):
+            if leader.request.priority <= follower.request.priority:
+                return leader
+        return None

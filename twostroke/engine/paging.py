@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import takewhile
 
 from twostroke.engine.blocks import BlockPool
 from twostroke.engine.coalescing import Leaders, Wait
@@ -56,22 +56,25 @@ class Paging:
         return Prefix(pages, None, len(pages) * self._page_tokens)
 
     def wait(self, sequence: Sequence, prefix: Prefix) -> Wait | None:
-        """What running sequences will fill next to a prefix that was found; None when there is nothing to wait for.
+        """What a running sequence will fill next to a prefix that was found; None when there is nothing to wait for.
 
-        It goes up to the last such block, so that a waiting sequence is looked at again once and not block by block.
+        It goes up to the last block that both share, so that who waits is looked at again once and not block by block.
         """
         if prefix.tail is not None:
             return None  # but for the last token, everything was found
-        found, sharable = len(prefix.pages), self._sharable(sequence)
-        coming = list(takewhile(lambda key: self._leaders.lead(key, sequence), sequence.keys[found:sharable]))
-        blocks = found + len(coming)
+        blocks, sharable, key = len(prefix.pages), self._sharable(sequence), None
+        if blocks < sharable and (leader := self._leaders.of(sequence.keys[blocks], sequence)) is not None:
+            mine, theirs = sequence.keys, leader.keys
+            both = range(min(sharable, len(theirs)))  # keys are chained: from the first that differs on, all do
+            blocks = bisect_left(both, True, lo=blocks, key=lambda block: mine[block] != theirs[block])
+            key = mine[blocks - 1]
         if blocks == sharable:
-            coming += [key for key, _ in sequence.tails(blocks) if self._leaders.lead(key, sequence)]
-        return Wait(coming[-1], self.pages_for(sequence.length_to_admit) - blocks) if coming else None
+            key = next((tail for tail, _ in sequence.tails(blocks) if self._leaders.of(tail, sequence)), key)
+        return Wait(key, self.pages_for(sequence.length_to_admit) - blocks) if key is not None else None
 
     def lasts(self, wait: Wait, sequence: Sequence) -> bool:
         """Whether a wait goes on: the block is not there yet, and who will fill it still runs. Cheap: no search."""
-        return self._pool.find(wait.key) is None and self._leaders.lead(wait.key, sequence)
+        return self._pool.find(wait.key) is None and self._leaders.of(wait.key, sequence) is not None
 
     def fits(self, sequence: Sequence, prefix: Prefix, without: Iterable[Sequence], keep: int) -> bool:
         """Whether `reserve` would succeed, and leave `keep` pages, once the sequences in `without` have been freed."""

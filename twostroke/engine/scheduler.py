@@ -52,15 +52,12 @@ class _Draft:
         self.budget += self.counts.pop(sequence, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Kept:
     """Room for those that were passed over: nobody behind them gets it."""
 
     places: int = 0
     pages: int = 0
-
-    def and_for(self, wait: Wait) -> _Kept:
-        return _Kept(self.places + 1, self.pages + wait.pages)
 
 
 class Scheduler:
@@ -73,7 +70,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []  # the last one gives way first
         self._waits: dict[Sequence, Wait] = {}  # of those that were passed over
-        self._stuck: tuple[Sequence, int, int, _Kept] | None = None  # who did not fit, and the state of things then
+        self._stuck: tuple[Sequence, int, int, int, int] | None = None  # who did not fit, and the state of things then
 
     @property
     def running(self) -> int:
@@ -177,35 +174,35 @@ class Scheduler:
         kept = _Kept()
         while kept.places < self.waiting and draft.budget > 0:
             sequence = self._waiting[kept.places]
-            state = (sequence, self._paging.returned, self.running, kept)
-            if self._stuck == state:
-                return
-            found = self._found(sequence)
-            if isinstance(found, Wait):
-                kept = kept.and_for(found)
-                continue
-            refusal = _refusal(sequence, found)
-            if refusal is not None:
-                self.remove(sequence)
-                draft.refusals.append(refusal)
-            elif self._enter(sequence, found, kept, draft):
-                copy = self._paging.copy_of(sequence, found)
-                draft.copies += [copy] if copy else []
-                draft.give(sequence, draft.half)
-            else:
-                self._stuck = state
-                return
+            wait = self._waits.pop(sequence, None)
+            if wait is None or not self._paging.lasts(wait, sequence):
+                state = (sequence, self._paging.returned, self.running, kept.places, kept.pages)
+                if self._stuck == state:
+                    return
+                prefix = self._paging.find(sequence)
+                wait = self._paging.wait(sequence, prefix)
+                if wait is None:
+                    if self._take(sequence, prefix, kept, draft):
+                        continue
+                    self._stuck = state
+                    return
+            self._waits[sequence] = wait
+            kept.places += 1
+            kept.pages += wait.pages
 
-    def _found(self, sequence: Sequence) -> Prefix | Wait:
-        """What a waiting sequence can begin with, or what it had better wait for."""
-        wait = self._waits.pop(sequence, None)
-        if wait is None or not self._paging.lasts(wait, sequence):
-            prefix = self._paging.find(sequence)
-            wait = self._paging.wait(sequence, prefix)
-            if wait is None:
-                return prefix
-        self._waits[sequence] = wait
-        return wait
+    def _take(self, sequence: Sequence, prefix: Prefix, kept: _Kept, draft: _Draft) -> bool:
+        """Admit a waiting sequence, or turn it away; False when it does not fit."""
+        refusal = _refusal(sequence, prefix)
+        if refusal is not None:
+            self.remove(sequence)
+            draft.refusals.append(refusal)
+            return True
+        if not self._enter(sequence, prefix, kept, draft):
+            return False
+        copy = self._paging.copy_of(sequence, prefix)
+        draft.copies += [copy] if copy else []
+        draft.give(sequence, draft.half)
+        return True
 
     def _enter(self, sequence: Sequence, prefix: Prefix, kept: _Kept, draft: _Draft) -> bool:
         """Make a waiting sequence a running one, if a place and its pages can be had beside what is kept.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ class InFlight:
     def __contains__(self, key: bytes) -> bool:
         return key in self._tasks
 
-    def begin(self, keys: Sequence[bytes], moving: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def begin(self, keys: Iterable[bytes], moving: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Move blocks in a task, which is the owner of those keys that have none."""
         task = asyncio.create_task(moving, name="blocks in flight")
         mine = [key for key in keys if key not in self._tasks]
@@ -42,17 +42,23 @@ class InFlight:
         task.add_done_callback(lambda _: self._end(mine))
         return task
 
-    async def ended(self, keys: Sequence[bytes], *, at_most: float) -> bool:
-        """Wait, at most so many seconds, until nobody moves any of the keys who does now.
+    async def ended(self, keys: Iterable[bytes], *, at_most: float) -> bool:
+        """Wait, at most so many seconds, for the end of what moves any of the keys.
 
-        Returns: whether somebody did, and no longer does.
+        A key is waited for once: whoever takes it up after that may be one that waited for it too.
+
+        Returns: whether there was something, and all of it has ended.
         """
-        tasks = {self._tasks[key] for key in keys if key in self._tasks}
-        if not tasks:
-            return False
-        _, late = await asyncio.wait(tasks, timeout=at_most)
-        return not late
+        clock = asyncio.get_running_loop().time
+        until, left, found = clock() + at_most, set(keys), False
+        while moved := left & self._tasks.keys():
+            found = True
+            _, late = await asyncio.wait({self._tasks[key] for key in moved}, timeout=max(0.0, until - clock()))
+            if late:
+                return False
+            left -= moved
+        return found
 
-    def _end(self, keys: Sequence[bytes]) -> None:
+    def _end(self, keys: list[bytes]) -> None:
         for key in keys:
             del self._tasks[key]
