@@ -95,6 +95,11 @@ class Cluster:
         except TimeoutError:
             raise AssertionError(f"still held: {self.held()}") from None
 
+    def stages(self) -> list[str]:
+        """The router's gauge of choices by stage, as /metrics shows it."""
+        lines = self.doors.dispatch.render_metrics().decode().splitlines()
+        return [line for line in lines if line.startswith("twostroke_handoff_choices{")]
+
     def held(self) -> list[str]:
         """What is still in use, in words."""
         stats = self.node.stats()
@@ -103,6 +108,7 @@ class Cluster:
             for name in ("leases", "leased_blocks", "reserved", "quarantined")
             if getattr(stats, name)
         ]
+        found += [line for line in self.stages() if not line.endswith(" 0.0")]
         for worker in self.workers:
             load = worker.engine.load()
             if load.lent_pages or load.running or load.waiting:
