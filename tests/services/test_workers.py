@@ -108,7 +108,7 @@ async def running(model: Path) -> AsyncIterator[tuple[Cluster, Alone]]:
 async def pair(running: tuple[Cluster, Alone]) -> AsyncIterator[Pair]:
     """Both workers, introduced; whatever a test does, nothing is held afterwards."""
     cluster, alone = running
-    known = {member.role: Member(member.address, member.role) for member in cluster.doors.fleet.members}
+    known = {member.role: Member(member.address, member.role, 10.0) for member in cluster.doors.fleet.members}
     for member in known.values():
         member.info = await member.introduce()
     yield Pair(cluster, known[Role.PREFILL], known[Role.DECODE], alone)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from twostroke.v1 import faults_pb2, faults_pb2_grpc
+from twostroke.wire import duration_pb
 
 STRIKE_SECONDS = 20.0
 
@@ -26,6 +27,10 @@ class Armed:
         assert isinstance(response, faults_pb2.ArmResponse), "the process ended before the fault struck"
         return response.strike
 
+    def disarm(self) -> None:
+        """Strike no more, and let held calls go on."""
+        self._call.cancel()
+
 
 @asynccontextmanager
 async def armed(
@@ -37,9 +42,18 @@ async def armed(
     field: str = "",
     skip: int = 0,
     strikes: int = 1,
+    delay: float = 0.0,
 ) -> AsyncIterator[Armed]:
     """Keep a fault armed inside the block; leaving it lets held calls go on."""
-    request = faults_pb2.ArmRequest(method=method, moment=moment, fault=fault, field=field, skip=skip, strikes=strikes)
+    request = faults_pb2.ArmRequest(
+        method=method,
+        moment=moment,
+        fault=fault,
+        field=field,
+        skip=skip,
+        strikes=strikes,
+        delay=duration_pb(delay),
+    )
     call = faults_pb2_grpc.FaultServiceStub(channel).Arm(request, wait_for_ready=True)
     try:
         fault_ = Armed(call)
