@@ -77,7 +77,11 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    settings: ServerSettings, *services: Service, gate: Gate | None = None, ready: bool = True
+    settings: ServerSettings,
+    *services: Service,
+    gate: Gate | None = None,
+    guard: grpc.aio.ServerInterceptor | None = None,
+    ready: bool = True,
 ) -> AsyncIterator[Server]:
     """Serve inside the block. Leaving it drains: open calls may finish for `drain_seconds`, then get Unavailable.
 
@@ -85,6 +89,7 @@ async def serving(
         settings: address and limits.
         services: what to serve, beside health and reflection.
         gate: closes when the drain begins; a service that wants to know passes the one it holds.
+        guard: sees every call before anything else does, those of health and reflection too.
         ready: what health says at first.
 
     Raises: Unavailable, when the address cannot be bound.
@@ -98,6 +103,8 @@ async def serving(
         services = (*services, FaultService(board, [service.full_name for service in services]))
         interceptors.insert(0, FaultPoints(board))
         log.warning("fault points are on: calls can be struck on purpose")
+    if guard is not None:
+        interceptors.insert(0, guard)
     server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
