@@ -60,6 +60,7 @@ class Shape:
     recompute_tokens: int = 256
     worker_wait_seconds: float = 10.0
     usage_log: Path | None = None
+    api_keys: Path | None = None
     spans: Telemetry = field(default_factory=lambda: Telemetry(None))
     server: ServerSettings = SERVER
 
@@ -145,6 +146,7 @@ async def started(shape: Shape) -> AsyncIterator[Cluster]:
             prefill=tuple(server.address for server, _ in prefill),
             decode=tuple(server.address for server, _ in decode),
             kvstore=kvstore.address,
+            api_keys=shape.api_keys,
             server=shape.server,
             gateway=GatewaySettings(http_listen="127.0.0.1:0"),
             dispatch=DispatchSettings(worker_wait_seconds=shape.worker_wait_seconds, usage_log=shape.usage_log),
