@@ -92,7 +92,7 @@ class FaultBoard:
 
 
 class FaultPoints(grpc.aio.ServerInterceptor):
-    """Makes the coming of each request, and the leaving of each message, a point. Outermost of the interceptors but a guard."""
+    """Makes the coming of each request, and the leaving of each message, a point. Only a guard stands further out."""
 
     def __init__(self, board: FaultBoard) -> None:
         self._board = board
