@@ -131,7 +131,7 @@ async def served(
 @asynccontextmanager
 async def sdk(generator: Scripted, **settings: float) -> AsyncIterator[openai.AsyncOpenAI]:
     async with (
-        served(generator, None, **settings) as url,
+        served(generator, None, None, **settings) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client
