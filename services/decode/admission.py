@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from services.decode.publisher import Publisher
+from twostroke.engine.outputs import StepOutput
 from twostroke.engine.sequence import EngineRequest
 from twostroke.errors import BlocksMissing
 from twostroke.handoff import Admitted, DecodeOrder, Written
@@ -88,12 +89,15 @@ class Admission:
                 async for output in outputs:
                     news = None
                     if admitted is None:
-                        news = admitted = self._admitted(order, prefix, output.cached)
+                        news = admitted = self._admitted(order, prefix, output)
                         steps.set(cached_tokens=output.cached, computed_tokens=admitted.computed)
                     self._worker.engine.release_pages([block.page for block in output.filled if block.index < stored])
                     self._publisher.offer([block for block in output.filled if block.index >= stored])
                     yield Written(tokens=output.tokens, finish=output.finish, admitted=news)
 
-    def _admitted(self, order: DecodeOrder, prefix: Prefix, cached: int) -> Admitted:
+    def _admitted(self, order: DecodeOrder, prefix: Prefix, output: StepOutput) -> Admitted:
+        """Where the prompt's keys and values came from; of an order that was at its end already, nothing ran."""
+        cached, prompt = output.cached, len(order.prompt)
         store = min(prefix.stored * self._worker.kv_format.block_tokens, cached)
-        return Admitted(local=cached - store, store=store, computed=len(order.prompt) - min(cached, len(order.prompt)))
+        computed = prompt - min(cached, prompt) if output.computed else 0
+        return Admitted(local=cached - store, store=store, computed=computed)

@@ -22,6 +22,7 @@ class Publisher:
         self._worker = worker
         self._limit = limit
         self._waiting: list[FilledBlock] = []
+        self._held = 0  # waiting, and being written
         self._wake = asyncio.Event()
 
     @classmethod
@@ -39,13 +40,15 @@ class Publisher:
 
     def offer(self, blocks: Sequence[FilledBlock]) -> None:
         """Take over lent blocks, to be published and given back."""
-        room = max(0, self._limit - len(self._waiting))
+        room = max(0, self._limit - self._held)
+        self._held += len(blocks)
         self._give_back(blocks[room:])
         if blocks[:room]:
             self._waiting.extend(blocks[:room])
             self._wake.set()
 
     def _give_back(self, blocks: Sequence[FilledBlock]) -> None:
+        self._held -= len(blocks)
         self._worker.engine.release_pages([block.page for block in blocks])
 
     async def _run(self) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from twostroke.kv.tiers.disk import DiskLimits
 from twostroke.rpc.server import ServerSettings
 from twostroke.settings import InvalidSetting, setting
 from twostroke.telemetry import TelemetrySettings
@@ -38,6 +39,41 @@ class StoreSettings:
         for name in ("max_lease_seconds", "reservation_seconds"):
             if getattr(self, name) <= 0:
                 raise InvalidSetting(name, getattr(self, name), "must be over 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSettings:
+    """The disk tier: where blocks go that the arena has no room for, to be found again after a restart."""
+
+    disk_directory: Path | None = setting(
+        None, help="folder for blocks on a local disk, made if it is missing; without one the arena stands alone"
+    )
+    disk_bytes: int = setting(8 << 30, help="room on disk for the blocks of one format, reserved at once")
+    disk_total_bytes: int | None = setting(
+        None,
+        help="room on disk for all formats; the least recently used others are removed at start; twice disk_bytes "
+        "by default, so that blocks of the model before this one stay for a return",
+    )
+    disk_queue: int = setting(1_024, help="committed blocks that wait to be copied to disk; more are not copied")
+    disk_retry_seconds: float = setting(30.0, help="after a failure of the disk, before it is tried again")
+
+    def __post_init__(self) -> None:
+        for name in ("disk_bytes", "disk_queue"):
+            if getattr(self, name) < 1:
+                raise InvalidSetting(name, getattr(self, name), "must be at least 1")
+        if self.disk_total_bytes is not None and self.disk_total_bytes < self.disk_bytes:
+            raise InvalidSetting("disk_total_bytes", self.disk_total_bytes, "must be at least disk_bytes")
+        if self.disk_retry_seconds <= 0:
+            raise InvalidSetting("disk_retry_seconds", self.disk_retry_seconds, "must be over 0")
+
+    @property
+    def limits(self) -> DiskLimits:
+        """As the tier takes them."""
+        return DiskLimits(
+            bytes=self.disk_bytes,
+            total_bytes=self.disk_total_bytes or 2 * self.disk_bytes,
+            retry_seconds=self.disk_retry_seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

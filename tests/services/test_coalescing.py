@@ -69,7 +69,7 @@ class Traffic:
 async def member(cluster: Cluster, role: Role) -> AsyncIterator[Member]:
     """A worker, introduced."""
     (address,) = (each.address for each in cluster.doors.fleet.members if each.role is role)
-    known = Member(address, role)
+    known = Member(address, role, 10.0)
     known.info = await known.introduce()
     yield known
     await known.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,13 @@ def test_the_ready_line_comes_once_and_says_where_and_how() -> None:
     assert notes.getvalue() == "twostroke: ready again\n"
 
 
+def test_where_keys_are_asked_for_the_ready_lines_send_one() -> None:
+    user, out, _ = progress()
+    user.ready(replace(SITE, api_keys=Path("/keys.toml")), "f16")
+    assert '-H "authorization: Bearer $TWOSTROKE_API_KEY"' in out.getvalue()
+    assert 'api_key=os.environ["TWOSTROKE_API_KEY"])' in out.getvalue()
+
+
 def test_each_child_that_serves_is_a_line_trouble_another_and_the_rest_stays_in_the_log() -> None:
     user, _, notes = progress()
     user.line("decode-1", Line("model ready", "info", {}))
@@ -152,7 +160,13 @@ def test_a_closed_terminal_does_not_end_the_cluster() -> None:
 
 
 def test_children_get_our_environment_without_our_settings() -> None:
-    ours = {"HOME": "/h", "TWOSTROKE_PREFILL": "2", "TWOSTROKE_CACHE": "/c", "OMP_NUM_THREADS": "64"}
+    ours = {
+        "HOME": "/h",
+        "TWOSTROKE_PREFILL": "2",
+        "TWOSTROKE_CACHE": "/c",
+        "TWOSTROKE_API_KEY": "k",
+        "OMP_NUM_THREADS": "64",
+    }
     environ = child_environment(ours, threads=1)
     assert environ["HOME"] == "/h"
     assert environ["OMP_NUM_THREADS"] == "1"

@@ -196,6 +196,13 @@ class BlockStoreClient(KvStoreClient):
             log.info("blocks move", extra={"transport": self._transport.name})
         return self._transport
 
+    def forget(self, node: Attachment) -> None:
+        """Attach anew before the next call, and give up what was held as the writer that the node knows."""
+        super().forget(node)
+        if self._node is node:
+            self._retire()
+            self._behind(self._close_retired(), name="retire")
+
     def _retire(self) -> None:
         if self._transport is not None:
             self._retired.add(self._transport)

@@ -25,6 +25,7 @@ class UpOptions:
     host: str = setting("127.0.0.1", help="interface of the two doors; everything else stays on loopback")
     port: int = setting(8_000, help="port of the OpenAI API; 0 picks a free one")
     grpc_port: int | None = setting(None, help="port of the gRPC door; by default the one after --port")
+    api_keys: Path | None = setting(None, help="file of API keys (twostroke keys); without one, none is asked for")
     device: Device = setting(Device.AUTO, help="where workers compute: auto, cpu or cuda; auto takes a GPU that works")
     weights: WeightMode | None = setting(
         None,

@@ -56,6 +56,7 @@ class Site:
     decode: tuple[Place, ...]
     router: Place
     http_listen: str
+    api_keys: Path | None = None  # file of the keys that both doors ask for
 
     @property
     def model_name(self) -> str:
@@ -123,6 +124,7 @@ def _router(options: UpOptions, site: Site) -> tuple[str, ...]:
         *("--prefill", ",".join(place.reach for place in site.prefill)),
         *("--decode", ",".join(place.reach for place in site.decode)),
         *("--kvstore", site.kvstore.reach),
+        *(("--api-keys", str(site.api_keys)) if site.api_keys else ()),
         *_shared(options),
     )
 
