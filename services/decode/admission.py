@@ -50,7 +50,7 @@ class Admission:
                     async for written in steps:
                         yield written
             except BlocksMissing:
-                if load == LOADS or not prefix.stored:
+                if load == LOADS or not prefix.blocks:
                     raise
             else:
                 return

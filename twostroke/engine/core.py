@@ -102,12 +102,15 @@ class EngineCore:
         """How many leading keys are in pages; pins nothing."""
         return len(self._pool.match(keys))
 
-    def lend_pages(self, count: int) -> list[int]:
+    def lend_pages(self, count: int, behind: Items[bytes] = ()) -> list[int]:
         """Lend up to `count` pages to be filled: fewer, or none, when memory is short or spoken for.
 
-        Blocks that are loaded for later requests never take the pages that earlier ones wait for.
+        Blocks that are loaded for later requests never take the pages that the first in line waits for, nor those
+        that hold the blocks named by `behind`: what comes after them is of no use without them.
         """
-        return self.loans.take(min(count, self._pool.available - self._scheduler.claimed))
+        head = self._pool.match(behind)
+        kept = sum(self._pool.touch(page) for page in reversed(head))
+        return self.loans.take(min(count, self._pool.available - self._scheduler.claimed - kept))
 
     def step(self) -> list[Delivery] | None:
         """Plan and run one step; None when nothing can run until a command comes.

@@ -38,9 +38,9 @@ class Paging:
         return self._leaders.keys
 
     @property
-    def returned(self) -> int:
-        """See `BlockPool.returned`."""
-        return self._pool.returned
+    def changes(self) -> int:
+        """See `BlockPool.changes`."""
+        return self._pool.changes
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold so many tokens."""

@@ -176,7 +176,7 @@ class Scheduler:
             sequence = self._waiting[kept.places]
             wait = self._waits.pop(sequence, None)
             if wait is None or not self._paging.lasts(wait, sequence):
-                state = (sequence, self._paging.returned, self.running, kept.places, kept.pages)
+                state = (sequence, self._paging.changes, self.running, kept.places, kept.pages)
                 if self._stuck == state:
                     return
                 prefix = self._paging.find(sequence)

@@ -66,7 +66,8 @@ async def load_prefix(
             # Asking for what is on its way is of no use; and while we ask, another order may have begun.
             held = 0 if keys[here] in worker.loads else await worker.store.lookup(keys[here:], deadline=deadline)
             if keys[here] not in worker.loads:
-                read = await _load(worker, keys[here : here + held], tokens[here:], lease, deadline) if held else None
+                missing = _Missing(keys[:here], keys[here : here + held], tokens[here:])
+                read = await _load(worker, missing, lease, deadline) if held else None
                 return replace(prefix, loaded=read.blocks, lease=read.lease) if read else prefix
             await worker.loads.ended(keys[here : here + 1], at_most=remaining(deadline, at_most=JOIN_SECONDS))
         except TwostrokeError as error:
@@ -76,11 +77,18 @@ async def load_prefix(
     return prefix
 
 
-async def _load(
-    worker: Worker, keys: Sequence[bytes], tokens: Sequence[int], lease: Lease | None, deadline: float | None
-) -> Loaded:
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """Blocks to be read, and those before them."""
+
+    head: Sequence[bytes]
+    keys: Sequence[bytes]
+    tokens: Sequence[int]
+
+
+async def _load(worker: Worker, missing: _Missing, lease: Lease | None, deadline: float | None) -> Loaded:
     """Begin a transfer and wait for it. A lease that it opens for a caller who has left is released."""
-    transfer = worker.loads.begin(keys, _transfer(worker, keys, tokens, lease, deadline))
+    transfer = worker.loads.begin(missing.keys, _transfer(worker, missing, lease, deadline))
     try:
         return await asyncio.shield(transfer)
     except asyncio.CancelledError:
@@ -96,12 +104,10 @@ def _release_opened(store: BlockStoreClient, transfer: asyncio.Task[Loaded]) -> 
             store.release(opened)
 
 
-async def _transfer(
-    worker: Worker, keys: Sequence[bytes], tokens: Sequence[int], lease: Lease | None, deadline: float | None
-) -> Loaded:
+async def _transfer(worker: Worker, missing: _Missing, lease: Lease | None, deadline: float | None) -> Loaded:
     """Read blocks that the store holds into pages, as far as there is room, and give these to the prefix cache."""
-    engine, store = worker.engine, worker.store
-    pages = await engine.take_pages(len(keys))
+    engine, store, keys = worker.engine, worker.store, missing.keys
+    pages = await engine.take_pages(len(keys), behind=missing.head)
     if not pages:
         return Loaded(lease, 0)
     try:
@@ -115,7 +121,7 @@ async def _transfer(
         raise
     engine.release_pages(pages[read.blocks :])
     try:
-        await engine.adopt_pages(list(zip(pages, keys, tokens, strict=False))[: read.blocks])
+        await engine.adopt_pages(list(zip(pages, keys, missing.tokens, strict=False))[: read.blocks])
     except BaseException:
         if lease is None and read.lease is not None:
             store.release(read.lease)
