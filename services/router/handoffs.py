@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
@@ -17,6 +18,7 @@ class Handoffs:
 
     def __init__(self, choices: Iterable[Choice], metrics: Metrics) -> None:
         self._stages = {choice.index: Stage.QUEUED for choice in choices}
+        self._since = dict.fromkeys(self._stages, time.monotonic())
         self._metrics = metrics
 
     def __enter__(self) -> Self:
@@ -47,6 +49,6 @@ class Handoffs:
                 self._move(index, Event.LEASE_ENDED)
 
     def _move(self, index: int, event: Event) -> None:
-        before, after = self._stages[index], move(self._stages[index], event)
-        self._stages[index] = after
-        self._metrics.moved(before, event, after)
+        before, after, now = self._stages[index], move(self._stages[index], event), time.monotonic()
+        self._metrics.moved(before, event, after, now - self._since[index])
+        self._stages[index], self._since[index] = after, now

@@ -56,6 +56,13 @@ class Metrics:
             ["stage", "event"],
             registry=registry,
         )
+        self._waits = Histogram(
+            "twostroke_handoff_seconds",
+            "Time of a choice from what happened before to this event; streamed tokens are left out",
+            ["stage", "event"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self.open_requests = Gauge("twostroke_open_requests", "Requests in progress", registry=registry)
         self.workers = Gauge("twostroke_workers_available", "Workers that take work", ["role"], registry=registry)
 
@@ -67,9 +74,11 @@ class Metrics:
         """Count a choice at its beginning."""
         self._stages.labels(stage.value).inc()
 
-    def moved(self, before: Stage, event: Event, after: Stage) -> None:
-        """Count what happened to a choice, and where it is now."""
+    def moved(self, before: Stage, event: Event, after: Stage, seconds: float) -> None:
+        """Count what happened to a choice, so long after what happened before, and where it is now."""
         self._events.labels(before.value, event.name.lower()).inc()
+        if event is not Event.TOKENS:
+            self._waits.labels(before.value, event.name.lower()).observe(seconds)
         if after is not before:
             self._stages.labels(before.value).dec()
             if after is not Stage.DONE:

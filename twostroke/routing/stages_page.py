@@ -9,8 +9,8 @@ from twostroke.routing.stages import MEANING, RULES, Stage
 _HEAD = """# The handoff, stage by stage
 
 Written from `twostroke/routing/stages.py` by `make docs`. Each choice of a request is in one stage; the router moves it
-when something happens. `/metrics` counts choices by stage (`twostroke_handoff_choices`) and what happened to them
-(`twostroke_handoff_events`).
+when something happens. `/metrics` counts choices by stage (`twostroke_handoff_choices`), what happened to them
+(`twostroke_handoff_events`) and how long it took (`twostroke_handoff_seconds`).
 """
 _HOLDS = {
     Stage.QUEUED: "nobody works on it; nothing is held but room at the router",
