@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +13,6 @@ from twostroke.engine.backend import Activation, Backend
 from twostroke.engine.backends.native import NativeBackend
 from twostroke.engine.backends.torch import TorchBackend
 from twostroke.engine.matrix import Matrix, WeightMode, stored
-from twostroke.engine.native.build import Unavailable, load_kernels
 
 PROCESSORS = ["native", "x86-64-v3", "x86-64-v4"]
 PACKED = [WeightMode.F16, WeightMode.BF16, WeightMode.INT8]
@@ -139,56 +134,6 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 
     for one, three in zip(results(native_backend()), results(native_backend(threads=3)), strict=True):
         assert torch.equal(one, three)
-
-
-def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    native_backend()  # skips where nothing compiles
-    folder = tmp_path / "native"
-    folder.mkdir()
-    folder.chmod(0o777)
-    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
-    with pytest.raises(Unavailable, match="written to by others"):
-        load_kernels()
-
-
-def test_the_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    native_backend()
-    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
-    load_kernels()
-    (made,) = (tmp_path / "native").iterdir()
-    before = made.stat()
-    load_kernels()
-    assert [made.stat().st_mtime_ns, made.stat().st_ino] == [before.st_mtime_ns, before.st_ino]
-    assert stat.S_IMODE((tmp_path / "native").stat().st_mode) == 0o700
-
-
-def test_the_compiler_may_be_a_command_of_several_words_and_is_asked_again_once_it_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    native_backend()
-    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
-    compiler = tmp_path / "compiler"
-    compiler.write_text('#!/bin/sh\nexec cc "$@"\n')
-    compiler.chmod(0o700)
-    monkeypatch.setenv("CC", f"env -u UNUSED '{compiler}'")
-    for made in 1, 1, 2:
-        if made == 2:
-            os.utime(compiler, (0, 0))
-        load_kernels()
-        assert len(list((tmp_path / "native").iterdir())) == made
-
-
-@pytest.mark.parametrize("compiler", ["/does/not/exist", "false", "'"])
-def test_without_a_working_compiler_the_reason_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
-) -> None:
-    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path))
-    monkeypatch.setenv("CC", compiler)
-    with pytest.raises(
-        Unavailable, match="x86_64" if os.uname().machine != "x86_64" else "could not be built|no command"
-    ):
-        load_kernels()
-    assert list((tmp_path / "native").glob("*")) == []
 
 
 def test_matrices_of_mode_f32_stay_with_blas() -> None:
