@@ -71,6 +71,7 @@ class NativeBackend(TorchBackend):
     """A Backend in float32 on the CPU; matrices of mode f32 stay with BLAS.
 
     Attributes:
+        library: the kernels.
         on_tiles: whether chunks attend on AMX tiles, which keep 16 bits of a number, as packed matrices do.
 
     Args:
@@ -83,7 +84,7 @@ class NativeBackend(TorchBackend):
 
     def __init__(self, library: Library, *, threads: int, exact: bool = False) -> None:
         super().__init__(packs=False)
-        self._library = library
+        self.library = library
         self._threads = threads
         self.on_tiles = library.has_tiles and not exact
         self._memory = HugePages()
@@ -92,13 +93,13 @@ class NativeBackend(TorchBackend):
         """Prepare a matrix."""
         if matrix.values.dtype == torch.float32:
             return super().linear(matrix)
-        return NativeLinear(matrix, self._library, self._memory, self._threads)
+        return NativeLinear(matrix, self.library, self._memory, self._threads)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Normalize the last dimension."""
         out, size = torch.empty(x.shape), x.shape[-1]
         group = 1 if x.dim() == 2 else x.shape[1]  # vectors side by side
-        self._library.rms_norm(
+        self.library.rms_norm(
             *(x.data_ptr(), x.stride(0), group, weight.data_ptr(), epsilon),
             *(out.data_ptr(), x.numel() // size, size, self._threads),
         )
@@ -106,23 +107,23 @@ class NativeBackend(TorchBackend):
 
     def add(self, into: Tensor, more: Tensor) -> None:
         """Add in place."""
-        self._library.add(into.data_ptr(), more.data_ptr(), into.numel())
+        self.library.add(into.data_ptr(), more.data_ptr(), into.numel())
 
     def rotate(self, heads: Tensor, rotation: Tensor) -> None:
         """Rotate in place."""
         tokens, count, size = heads.shape
-        self._library.rotate(heads.data_ptr(), heads.stride(0), tokens, count, size, rotation.data_ptr(), self._threads)
+        self.library.rotate(heads.data_ptr(), heads.stride(0), tokens, count, size, rotation.data_ptr(), self._threads)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """Apply the activation to the first half and multiply by the second."""
         tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty((tokens, size))
         gelu = activation is Activation.GELU_TANH
-        self._library.gated(gate_up.data_ptr(), out.data_ptr(), tokens, size, gelu, self._threads)
+        self.library.gated(gate_up.data_ptr(), out.data_ptr(), tokens, size, gelu, self._threads)
         return out
 
     def attention(self, cache: KvCache, shape: AttentionShape) -> AttentionBackend:
         """Attend over pages in place, or by torch where the heads have an odd form."""
         if can_attend(shape):
-            return NativeAttention(cache, shape, self._library, self._threads, tiles=self.on_tiles)
+            return NativeAttention(cache, shape, self.library, self._threads, tiles=self.on_tiles)
         return super().attention(cache, shape)
