@@ -7,6 +7,7 @@ bound by arithmetic: they go to AMX tiles where the processor has them, else to 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,17 +29,15 @@ _BLAS_PAYS = 48  # tokens from which float32 BLAS beats our vectors, where there
 class NativeLinear:
     """A matrix as it is stored, in huge pages: its own, or those of a file that workers share."""
 
-    def __init__(self, matrix: Matrix, library: Library, memory: HugePages, threads: int) -> None:
-        self._library, self._threads = library, threads
-        self._values = matrix.values if matrix.in_huge_pages else memory.place(matrix.values)
-        self._scales, self._bias = matrix.scales, matrix.bias
-        self._rows, self._columns = matrix.values.shape
+    def __init__(self, matrix: Matrix, library: Library, threads: int) -> None:
+        self._matrix, self._library, self._threads = matrix, library, threads
+        self._rows, columns = matrix.values.shape
         described = CMatrix(
-            values=self._values.data_ptr(),
-            scales=None if self._scales is None else self._scales.data_ptr(),
-            bias=None if self._bias is None else self._bias.data_ptr(),
+            values=matrix.values.data_ptr(),
+            scales=None if matrix.scales is None else matrix.scales.data_ptr(),
+            bias=None if matrix.bias is None else matrix.bias.data_ptr(),
             rows=self._rows,
-            columns=self._columns,
+            columns=columns,
             kind=_KINDS[matrix.values.dtype],
         )
         self._described, self._address = described, ctypes.addressof(described)
@@ -56,15 +55,10 @@ class NativeLinear:
     def _multiply(self, x: Tensor, out: Tensor, *, add: bool) -> None:
         tokens = x.shape[0]
         if tokens >= _BLAS_PAYS and not self._library.has_tiles:
-            product = linear(x, self._dense(), self._bias)
+            product = linear(x, self._matrix.dense(), self._matrix.bias)
             out.add_(product) if add else out.copy_(product)
             return
         self._library.linear(self._address, x.data_ptr(), x.stride(0), out.data_ptr(), tokens, add, self._threads)
-
-    def _dense(self) -> Tensor:
-        wide = torch.empty((self._rows, self._columns))
-        self._library.dense(self._address, wide.data_ptr())
-        return wide
 
 
 class NativeBackend(TorchBackend):
@@ -89,11 +83,17 @@ class NativeBackend(TorchBackend):
         self.on_tiles = library.has_tiles and not exact
         self._memory = HugePages()
 
+    def placed(self, matrix: Matrix) -> Matrix:
+        """Copy a matrix into huge pages, unless it is in some or stays with BLAS."""
+        if matrix.in_huge_pages or matrix.values.dtype == torch.float32:
+            return matrix
+        return replace(matrix, values=self._memory.place(matrix.values), in_huge_pages=True)
+
     def linear(self, matrix: Matrix) -> Linear:
         """Prepare a matrix."""
         if matrix.values.dtype == torch.float32:
             return super().linear(matrix)
-        return NativeLinear(matrix, self.library, self._memory, self._threads)
+        return NativeLinear(self.placed(matrix), self.library, self._threads)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Normalize the last dimension."""

@@ -111,7 +111,6 @@ class Library:
         self._library = ctypes.CDLL(str(path))
         self._functions = {name: self._function(name, *arguments) for name, arguments in _CALLS.items()}
         self.__dict__.update(self._functions)
-        self.dense = self._function("dense", c_void_p, c_void_p)
         self.play = self._function("play", c_void_p, c_int64, c_int64)
         self._recording = threading.Lock()
         prepare = self._library.twostroke_prepare
