@@ -102,6 +102,13 @@ def test_weights_and_inputs_of_any_magnitude_keep_their_precision(
     assert ((backend.linear(matrix)(x).double() - exact(matrix, x)).abs() <= allowed(backend, matrix, x)).all()
 
 
+@pytest.mark.parametrize("tokens", [1, 4, 20, 300])
+def test_inputs_beside_int8_keep_all_bits_of_float32(backend: NativeBackend, tokens: int) -> None:
+    matrix = stored("w", torch.ones(64, 64), WeightMode.INT8)
+    x = torch.linspace(1, 2, tokens + 1)[1:, None] * torch.ones(64)  # alike, so that what is lost of each adds up
+    torch.testing.assert_close(backend.linear(matrix)(x).double(), exact(matrix, x), rtol=2**-19, atol=0)
+
+
 @pytest.mark.parametrize("tokens", [1, 20])
 @pytest.mark.parametrize("mode", [WeightMode.F16, WeightMode.INT8])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
