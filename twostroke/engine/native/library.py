@@ -27,7 +27,7 @@ class CMatrix(Structure):
 
 
 class CCache(Structure):
-    """`cache` in kernels/attention.h."""
+    """`cache` in kernels/paged.h."""
 
     _fields_ = (
         ("pages", c_void_p),
@@ -42,7 +42,7 @@ class CCache(Structure):
 
 
 class CAttention(Structure):
-    """`attention` in kernels/attention.h."""
+    """`attention` in kernels/paged.h."""
 
     _fields_ = (
         ("kv", POINTER(CCache)),
