@@ -11,7 +11,7 @@ from twostroke.engine.sequence import EngineRequest
 from twostroke.errors import TwostrokeError
 from twostroke.handoff import First, Handover, PrefillOrder, Progress, Ticket
 from twostroke.kv.keys import block_keys
-from twostroke.kv.refs import BlockRef, Lease
+from twostroke.kv.refs import BlockRef, Lease, Terms
 from twostroke.telemetry import Span
 from twostroke.types import CachedTokens
 from twostroke.worker.loading import Prefix, load_prefix
@@ -39,7 +39,7 @@ class Handoff:
         with span.child("twostroke.load", blocks=len(keys)) as loading:
             prefix = await load_prefix(worker, keys, sizes, None, deadline=deadline)
             loading.set(local_blocks=prefix.local, loaded_blocks=prefix.loaded)
-        publication = Publication(worker, prefix.lease, deadline)
+        publication = Publication(worker, prefix.lease, worker.terms(order.context), deadline)
         try:
             async with aclosing(self._compute(order, root, prefix, publication, span)) as events:
                 async for event in events:
@@ -87,9 +87,10 @@ class Handoff:
 class Publication:
     """The blocks of one prompt on their way to the store, all under one lease."""
 
-    def __init__(self, worker: Worker, lease: Lease | None, deadline: float | None) -> None:
+    def __init__(self, worker: Worker, lease: Lease | None, terms: Terms, deadline: float | None) -> None:
         self._worker = worker
         self._lease = lease
+        self._terms = terms
         self._deadline = deadline
         self._owed: list[FilledBlock] = []  # lent by the engine, to be given back
         self._refs: list[BlockRef] = []  # in prompt order, without a gap
@@ -123,7 +124,9 @@ class Publication:
         named = [(block.key, block.tokens) for block in blocks]
         pages = [block.page for block in blocks]
         try:
-            written = await self._worker.store.write_blocks(self._lease, named, pages, deadline=self._deadline)
+            written = await self._worker.store.write_blocks(
+                self._lease, named, pages, self._terms, deadline=self._deadline
+            )
         except TwostrokeError as error:
             log.warning("publishing failed; the ticket will name fewer blocks", extra={"reason": error.reason})
             self._complete = False

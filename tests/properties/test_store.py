@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from twostroke.errors import NotFound, Overloaded
+from twostroke.kv.limits import StoreLimits
 from twostroke.kv.refs import BlockSlot, Reservation
-from twostroke.kv.store import BlockStore, StoreLimits
+from twostroke.kv.store import BlockStore
 
 SLOTS = 5
 LIMITS = StoreLimits(leases=3, lease_blocks=4, lease_seconds=8.0, reservation_seconds=5.0)

@@ -31,7 +31,8 @@ async def load_prefix(
         worker: whose pages and whose store.
         keys: in prompt order from the first block.
         tokens: how many each block holds.
-        lease: joined by every block that is read; None opens one when something is read.
+        lease: joined by every block that is read, and its transient blocks are seen; None opens one when something is
+            read.
         deadline: seconds on the loop's clock.
 
     A store in trouble is a shorter prefix, never an error.
@@ -42,7 +43,7 @@ async def load_prefix(
         return Prefix(local=local, lease=lease)
     missing = keys[local:]
     try:
-        held = await store.lookup(missing, deadline=deadline)
+        held = await store.lookup(missing, lease, deadline=deadline)
     except TwostrokeError as error:
         log.warning("store lookup failed; computing instead", extra={"reason": error.reason})
         return Prefix(local=local, lease=lease)
