@@ -125,20 +125,20 @@ class Namespaces:
 
     def keep(self, name: str, keys: Iterable[bytes], until: float) -> int:
         """Let blocks go last, each at least until then; answers for how many leading ones there was room."""
-        kept = 0
+        leading = []
         for key in keys:
             if key not in self._kept:
                 space = self._all[name]
                 if space.kept >= self._keepable:
                     break
                 space.kept += 1
-                space.queue.keep(key)
                 self._kept[key] = name
                 self._keep_ends.set(key, until)
-            elif self._keep_ends.at(key) < until:
-                self._keep_ends.set(key, until)
-            kept += 1
-        return kept
+            leading.append(key)
+        for key in reversed(leading):  # as at the end of a lease: the ends of prompts go first, also when time is up
+            self._all[name].queue.keep(key)
+            self._keep_ends.set(key, max(until, self._keep_ends.at(key)))
+        return len(leading)
 
     def unkeep(self, key: bytes) -> None:
         """Let a block go like any other; nothing changes for one that is not kept."""
