@@ -31,7 +31,13 @@ class CachePolicy(enum.Enum):
     """What a request may do with cached attention blocks."""
 
     READ_WRITE = "read_write"  # use what is stored, store what is computed
+    READ_ONLY = "read_only"  # use what is stored, store nothing
     BYPASS = "bypass"  # share nothing with any other request
+
+    @property
+    def stores(self) -> bool:
+        """Whether what is computed stays in the store for others."""
+        return self is CachePolicy.READ_WRITE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,11 +77,11 @@ class Admission:
             sampling=order.sampling,
             stops=order.stops,
             choices=(order.choice,),
-            export=True,
+            export=order.context.cache_policy.stores,
             max_uncached=None if order.ticket is None else self._recompute_tokens,
             priority=order.context.priority,
         )
-        size = self._worker.kv_format.block_tokens
+        size, terms = self._worker.kv_format.block_tokens, self._worker.terms(order.context)
         stored = sum(block.tokens == size for block in order.ticket.blocks) if order.ticket else 0
         admitted: Admitted | None = None
         with span.child("twostroke.steps") as steps:
@@ -92,7 +92,7 @@ class Admission:
                         news = admitted = self._admitted(order, prefix, output)
                         steps.set(cached_tokens=output.cached, computed_tokens=admitted.computed)
                     self._worker.engine.release_pages([block.page for block in output.filled if block.index < stored])
-                    self._publisher.offer([block for block in output.filled if block.index >= stored])
+                    self._publisher.offer([block for block in output.filled if block.index >= stored], terms)
                     yield Written(tokens=output.tokens, finish=output.finish, admitted=news)
 
     def _admitted(self, order: DecodeOrder, prefix: Prefix, output: StepOutput) -> Admitted:

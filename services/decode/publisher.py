@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from twostroke.engine.outputs import FilledBlock
 from twostroke.errors import TwostrokeError
+from twostroke.kv.refs import Terms
 from twostroke.worker.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ class Publisher:
     def __init__(self, worker: Worker, limit: int) -> None:
         self._worker = worker
         self._limit = limit
-        self._waiting: list[FilledBlock] = []
+        self._waiting: dict[Terms, list[FilledBlock]] = {}
         self._held = 0  # waiting, and being written
         self._wake = asyncio.Event()
 
@@ -36,15 +37,16 @@ class Publisher:
         finally:
             task.cancel()
             await asyncio.wait({task})
-            publisher._give_back(publisher._waiting)
+            for blocks in publisher._waiting.values():
+                publisher._give_back(blocks)
 
-    def offer(self, blocks: Sequence[FilledBlock]) -> None:
-        """Take over lent blocks, to be published and given back."""
+    def offer(self, blocks: Sequence[FilledBlock], terms: Terms) -> None:
+        """Take over lent blocks, to be published on these terms and given back."""
         room = max(0, self._limit - self._held)
         self._held += len(blocks)
         self._give_back(blocks[room:])
         if blocks[:room]:
-            self._waiting.extend(blocks[:room])
+            self._waiting.setdefault(terms, []).extend(blocks[:room])
             self._wake.set()
 
     def _give_back(self, blocks: Sequence[FilledBlock]) -> None:
@@ -56,20 +58,21 @@ class Publisher:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                blocks, self._waiting = self._waiting, []
+                terms = next(iter(self._waiting))
+                blocks = self._waiting.pop(terms)
                 try:
-                    await self._publish(blocks)
+                    await self._publish(blocks, terms)
                 except Exception:  # a defect must not stop what comes after, nor keep pages
                     log.exception("publishing failed", extra={"blocks": len(blocks)})
                 finally:
                     self._give_back(blocks)
 
-    async def _publish(self, blocks: Sequence[FilledBlock]) -> None:
+    async def _publish(self, blocks: Sequence[FilledBlock], terms: Terms) -> None:
         deadline = asyncio.get_running_loop().time() + WRITE_SECONDS
         named = [(block.key, block.tokens) for block in blocks]
         try:
             written = await self._worker.store.write_blocks(
-                None, named, [block.page for block in blocks], deadline=deadline
+                None, named, [block.page for block in blocks], terms, deadline=deadline
             )
             if written.lease is not None:
                 self._worker.store.release(written.lease)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from services.kvstore.arena import Arena
 from twostroke.errors import InvalidRequest, NotFound
 from twostroke.kv.layout import ArenaLayout
+from twostroke.kv.limits import StoreLimits, StoreStats
 from twostroke.kv.messages import WrittenBlock
-from twostroke.kv.refs import BlockRef, BlockSlot, Lease, Reservation
-from twostroke.kv.store import BlockStore, Reserved, StoreLimits, StoreStats
+from twostroke.kv.refs import ORDINARY, BlockRef, BlockSlot, Lease, Reservation, Terms
+from twostroke.kv.store import BlockStore, Reserved
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ LIVENESS_SECONDS = 1.0  # between looks at a suspected writer: the end of a proc
 
 
 class Blocks:
-    """Every method but `watch` is complete without an await, so headers and store never disagree.
+    """Every method but `watch` and `held_within` is complete without an await, so headers and store never disagree.
 
     What ends by time has ended for every call from its deadline on, whether or not `watch` has run by then.
     """
@@ -61,10 +62,26 @@ class Blocks:
         self._advance()
         self._store.release(lease_ids)
 
-    def lookup(self, keys: Iterable[bytes]) -> int:
-        """How many leading keys are held."""
+    def lookup(self, keys: Iterable[bytes], lease_id: str = "") -> int:
+        """How many leading keys are held, as seen under a lease."""
         self._advance()
-        return self._store.lookup(keys)
+        return self._store.lookup(keys, lease_id)
+
+    async def held_within(self, seconds: float, keys: Sequence[bytes]) -> int:
+        """Wait until all keys are held, or nothing more is to be expected; answers how many leading ones are.
+
+        Raises: Overloaded, when too many calls wait.
+        """
+        self._advance()
+        settled = asyncio.Event()
+        waiter = self._store.wait(keys, settled.set)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await settled.wait()
+        finally:
+            self._store.leave(waiter)
+        return self.lookup(keys)
 
     def acquire(self, lease: Lease, keys: Iterable[bytes]) -> list[BlockSlot]:
         """Lease the longest held prefix of the keys."""
@@ -81,10 +98,10 @@ class Blocks:
         if writer == self.arena.incarnation or not self.arena.writer_lives(writer):
             raise InvalidRequest("the writer must hold its lock beside the arena", field="writer_id")
 
-    def reserve(self, lease: Lease, writer: str, keys: Sequence[bytes]) -> Reserved:
+    def reserve(self, lease: Lease, writer: str, keys: Sequence[bytes], terms: Terms = ORDINARY) -> Reserved:
         """Give a living writer slots for the keys that are not held and lease the others."""
         now = self._advance()
-        reserved = self._store.reserve(lease.id, writer, keys, now)
+        reserved = self._store.reserve(lease.id, writer, keys, now, terms)
         for reservation in reserved.slots:
             self.arena.clear(self.layout, reservation)
         self._hasten()
@@ -108,6 +125,18 @@ class Blocks:
         """Take slots back whose copies have ended."""
         self._advance()
         self._store.abandon(reservations)
+
+    def keep(self, namespace: str, keys: Sequence[bytes], seconds: float) -> int:
+        """Evict held leading blocks of a namespace last, for a while; answers how many."""
+        now = self._advance()
+        kept = self._store.keep(namespace, keys, seconds, now)
+        self._hasten()
+        return kept
+
+    def forget(self, namespace: str, keys: Sequence[bytes]) -> int:
+        """Evict held blocks of a namespace first; answers how many."""
+        self._advance()
+        return self._store.forget(namespace, keys)
 
     def stats(self) -> StoreStats:
         """How full the node is."""

@@ -13,7 +13,7 @@ from services.kvstore.settings import StoreSettings
 from twostroke.errors import InvalidRequest, WorkerLost
 from twostroke.kv.format import ELEMENT_BYTES, KvFormat
 from twostroke.kv.layout import Attachment, has_total_store_order
-from twostroke.kv.store import StoreLimits, StoreStats
+from twostroke.kv.limits import StoreLimits, StoreStats
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,11 @@ class Node:
         return self._settings.max_keys
 
     @property
+    def max_await_seconds(self) -> float:
+        """How long a call waits for blocks, at most."""
+        return self._settings.max_await_seconds
+
+    @property
     def block_tokens(self) -> int:
         """Most tokens of a block; 0 until the format is known."""
         return self.format.block_tokens if self.format else 0
@@ -72,9 +77,7 @@ class Node:
 
     def stats(self) -> StoreStats:
         """How full the node is."""
-        if self._blocks is None:
-            return StoreStats(slots=0, free=0, reserved=0, quarantined=0, committed=0, leased_blocks=0, leases=0)
-        return self._blocks.stats()
+        return self._blocks.stats() if self._blocks else StoreStats()
 
     async def watch(self) -> None:
         """Give back what ends by time or with its writer, until cancelled."""
@@ -91,6 +94,10 @@ class Node:
             lease_blocks=settings.max_lease_blocks,
             lease_seconds=settings.max_lease_seconds,
             reservation_seconds=settings.reservation_seconds,
+            namespace_share=settings.namespace_share,
+            keep_share=settings.keep_share,
+            keep_seconds=settings.max_keep_seconds,
+            waiting=settings.max_waiting_calls,
         )
         self._blocks = Blocks(self._arena, layout, limits, self._clock)
         self.format = kv_format

@@ -38,15 +38,22 @@ class KvStoreService(KvStoreServiceServicer):
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
         """Count leading keys that are held."""
         blocks = self._blocks(request.incarnation, request.keys)
-        return pb.LookupResponse(held=blocks.lookup(request.keys))
+        return pb.LookupResponse(held=blocks.lookup(request.keys, request.lease_id))
+
+    async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitResponse:
+        """Wait until blocks are held."""
+        blocks = self._blocks(request.incarnation, request.keys)
+        at_most = min(messages.duration_seconds(request.at_most, "at_most"), self._node.max_await_seconds)
+        return pb.AwaitResponse(held=await blocks.held_within(at_most, request.keys))
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:
         """Give slots to write and lease what is held."""
         blocks = self._blocks(request.incarnation, request.keys)
         writer = messages.writer_id(request.writer_id)
         blocks.require_writer(writer)
+        terms = messages.terms(request)
         lease = blocks.lease(request.lease_id, messages.lease_seconds(request.lease_duration))
-        reserved = blocks.reserve(lease, writer, request.keys)
+        reserved = blocks.reserve(lease, writer, request.keys, terms)
         return pb.ReserveResponse(
             lease_id=lease.id,
             lease_duration=duration_pb(lease.seconds),
@@ -92,6 +99,17 @@ class KvStoreService(KvStoreServiceServicer):
         blocks.release(request.lease_ids)
         return pb.ReleaseResponse()
 
+    async def Keep(self, request: pb.KeepRequest, context: Context) -> pb.KeepResponse:
+        """Evict blocks last."""
+        blocks = self._blocks(request.incarnation, request.keys)
+        keep_for = messages.duration_seconds(request.keep_for, "keep_for")
+        return pb.KeepResponse(kept=blocks.keep(messages.namespace(request.namespace), request.keys, keep_for))
+
+    async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:
+        """Evict blocks first."""
+        blocks = self._blocks(request.incarnation, request.keys)
+        return pb.ForgetResponse(forgotten=blocks.forget(messages.namespace(request.namespace), request.keys))
+
     async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[pb.ReadResponse]:
         """Stream leased blocks."""
         _require_deadline(context)
@@ -107,7 +125,7 @@ class KvStoreService(KvStoreServiceServicer):
         first = await anext(requests, pb.WriteRequest())
         blocks = self._blocks(first.incarnation)
         seconds = messages.lease_seconds(first.lease_duration)
-        with receiving(blocks, first.lease_id, seconds, self._node.max_keys) as incoming:
+        with receiving(blocks, first.lease_id, seconds, messages.terms(first), self._node.max_keys) as incoming:
             self._take(incoming, first)
             async for request in requests:
                 self._take(incoming, request)

@@ -12,6 +12,7 @@ from twostroke.settings import InvalidSetting, setting
 from twostroke.telemetry import TelemetrySettings
 
 MIN_ARENA_BYTES = 1 << 16
+MAX_AWAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +30,27 @@ class StoreSettings:
     max_lease_blocks: int = setting(65_536, help="blocks under one lease")
     max_lease_seconds: float = setting(60.0, help="how long a lease lives without renewal, at most")
     reservation_seconds: float = setting(30.0, help="how long a writer may take for one copy before it is suspected")
+    namespace_share: float = setting(1.0, help="most of the arena that one namespace may hold: over 0 to 1")
+    keep_share: float = setting(0.25, help="most of a namespace's share that may be kept on advice: 0 to 1")
+    max_keep_seconds: float = setting(600.0, help="how long an advice to keep blocks holds, at most")
+    max_await_seconds: float = setting(60.0, help="how long a call may wait for blocks to be committed; at most 60")
+    max_waiting_calls: int = setting(256, help="calls that wait for blocks at once")
 
     def __post_init__(self) -> None:
         if self.arena_bytes < MIN_ARENA_BYTES:
             raise InvalidSetting("arena_bytes", self.arena_bytes, f"must be at least {MIN_ARENA_BYTES}")
-        for name in ("max_keys", "max_leases", "max_lease_blocks"):
+        for name in ("max_keys", "max_leases", "max_lease_blocks", "max_waiting_calls"):
             if getattr(self, name) < 1:
                 raise InvalidSetting(name, getattr(self, name), "must be at least 1")
-        for name in ("max_lease_seconds", "reservation_seconds"):
+        for name in ("max_lease_seconds", "reservation_seconds", "max_keep_seconds", "max_await_seconds"):
             if getattr(self, name) <= 0:
                 raise InvalidSetting(name, getattr(self, name), "must be over 0")
+        if self.max_await_seconds > MAX_AWAIT_SECONDS:
+            raise InvalidSetting("max_await_seconds", self.max_await_seconds, f"must be at most {MAX_AWAIT_SECONDS}")
+        if not 0 < self.namespace_share <= 1:
+            raise InvalidSetting("namespace_share", self.namespace_share, "must be over 0 and at most 1")
+        if not 0 <= self.keep_share <= 1:
+            raise InvalidSetting("keep_share", self.keep_share, "must lie between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import xxhash
 from services.kvstore.blocks import Blocks
 from twostroke.errors import InvalidRequest
 from twostroke.kv.messages import PIECE_BYTES, WrittenBlock
-from twostroke.kv.refs import BlockRef, Lease, Reservation
+from twostroke.kv.refs import BlockRef, Lease, Reservation, Terms
 from twostroke.wire import check_keys
 
 
@@ -47,12 +47,12 @@ def outgoing(blocks: Blocks, lease_id: str, keys: Sequence[bytes]) -> Iterator[P
 
 
 @contextmanager
-def receiving(blocks: Blocks, lease_id: str, seconds: float, max_blocks: int) -> Iterator[Incoming]:
+def receiving(blocks: Blocks, lease_id: str, seconds: float, terms: Terms, max_blocks: int) -> Iterator[Incoming]:
     """Take blocks under a lease; without an id it is opened here, and ended again when the stream fails.
 
     Raises: NotFound, Overloaded.
     """
-    incoming = Incoming(blocks, blocks.lease(lease_id, seconds), max_blocks)
+    incoming = Incoming(blocks, blocks.lease(lease_id, seconds), terms, max_blocks)
     try:
         yield incoming
     except BaseException:
@@ -70,10 +70,11 @@ class Incoming:
     did not become whole.
     """
 
-    def __init__(self, blocks: Blocks, lease: Lease, max_blocks: int) -> None:
+    def __init__(self, blocks: Blocks, lease: Lease, terms: Terms, max_blocks: int) -> None:
         self.lease = lease
         self.committed: list[BlockRef] = []
         self._blocks = blocks
+        self._terms = terms
         self._left = max_blocks
         self._open: _OpenBlock | None = None
 
@@ -109,7 +110,7 @@ class Incoming:
             raise InvalidRequest("too many blocks in one call", field="key")
         check_keys([key], 1, field="key")
         self._left -= 1
-        reserved = self._blocks.reserve(self.lease, self._blocks.arena.incarnation, [key])
+        reserved = self._blocks.reserve(self.lease, self._blocks.arena.incarnation, [key], self._terms)
         self.committed += [place.block for place in reserved.held]
         self._open = _OpenBlock(next(iter(reserved.slots), None))
         return self._open

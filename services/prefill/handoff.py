@@ -12,7 +12,7 @@ from twostroke.engine.sequence import EngineRequest
 from twostroke.errors import TwostrokeError
 from twostroke.handoff import First, Handover, PrefillOrder, Progress, Ticket
 from twostroke.kv.keys import block_keys
-from twostroke.kv.refs import BlockRef, Lease
+from twostroke.kv.refs import BlockRef, Lease, Terms
 from twostroke.rpc.deadline import remaining
 from twostroke.telemetry import Span
 from twostroke.types import CachedTokens
@@ -42,7 +42,7 @@ class Handoff:
         with span.child("twostroke.load", blocks=len(keys)) as loading:
             prefix = await load_prefix(worker, keys, sizes, None, deadline=deadline)
             loading.set(local_blocks=prefix.local, joined_blocks=prefix.joined, loaded_blocks=prefix.loaded)
-        publication = Publication(worker, prefix.lease, deadline)
+        publication = Publication(worker, prefix.lease, worker.terms(order.context), deadline)
         try:
             async with aclosing(self._compute(order, root, prefix, publication, span)) as events:
                 async for event in events:
@@ -90,9 +90,10 @@ class Handoff:
 class Publication:
     """The blocks of one prompt on their way to the store, all under one lease."""
 
-    def __init__(self, worker: Worker, lease: Lease | None, deadline: float | None) -> None:
+    def __init__(self, worker: Worker, lease: Lease | None, terms: Terms, deadline: float | None) -> None:
         self._worker = worker
         self._lease = lease
+        self._terms = terms
         self._deadline = deadline
         self._owed: list[FilledBlock] = []  # lent by the engine, to be given back
         self._refs: list[BlockRef] = []  # in prompt order, without a gap
@@ -147,7 +148,7 @@ class Publication:
         """Note the blocks that are stored and leased now, up to the first that is not; answers the others."""
         named = [(block.key, block.tokens) for block in blocks]
         pages = [block.page for block in blocks]
-        writing = self._worker.store.write_blocks(self._lease, named, pages, deadline=self._deadline)
+        writing = self._worker.store.write_blocks(self._lease, named, pages, self._terms, deadline=self._deadline)
         written = await self._worker.writes.begin([block.key for block in blocks], writing)
         self._lease = written.lease
         stored = {ref.key: ref for ref in written.refs}

@@ -79,6 +79,9 @@ def calls_with(incarnation: str, stub: KvStoreServiceAsyncStub) -> Sequence[Awai
     first = pb.WriteRequest(lease_duration=TEN, **named)
     return [
         stub.Lookup(pb.LookupRequest(**named), timeout=5),
+        stub.Await(pb.AwaitRequest(**named), timeout=5),
+        stub.Keep(pb.KeepRequest(**named), timeout=5),
+        stub.Forget(pb.ForgetRequest(**named), timeout=5),
         stub.Reserve(pb.ReserveRequest(writer_id=WRITER, lease_duration=TEN, **named), timeout=5),
         stub.Commit(pb.CommitRequest(**named), timeout=5),
         stub.Abandon(pb.AbandonRequest(**named), timeout=5),

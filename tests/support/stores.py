@@ -20,7 +20,7 @@ from services.kvstore.service import KvStoreService
 from services.kvstore.settings import StoreSettings
 from twostroke.kv.blocks import BlockStoreClient, TransportChoice
 from twostroke.kv.format import KvFormat
-from twostroke.kv.store import StoreStats
+from twostroke.kv.limits import StoreStats
 from twostroke.kv.transport.pages import HostPages
 from twostroke.kv.transport.shm import SharedMemoryTransport
 from twostroke.rpc.server import ServerSettings, serving

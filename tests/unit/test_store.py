@@ -4,8 +4,9 @@ import pytest
 
 from twostroke.errors import NotFound, Overloaded
 from twostroke.kv.deadlines import Deadlines
+from twostroke.kv.limits import StoreLimits
 from twostroke.kv.refs import BlockRef, Reservation
-from twostroke.kv.store import BlockStore, StoreLimits
+from twostroke.kv.store import BlockStore
 
 LIMITS = StoreLimits(leases=3, lease_blocks=8, lease_seconds=60.0, reservation_seconds=30.0)
 

@@ -18,7 +18,7 @@ from twostroke.errors import Unavailable
 from twostroke.kv.client import KvStoreClient
 from twostroke.kv.format import KvFormat
 from twostroke.kv.layout import Attachment
-from twostroke.kv.refs import BlockRef, Lease
+from twostroke.kv.refs import ORDINARY, BlockRef, Lease, Terms
 from twostroke.kv.transport import BlockTransport, Tenancy
 from twostroke.kv.transport.calls import StoreCalls
 from twostroke.kv.transport.pages import Pages
@@ -110,16 +110,17 @@ class BlockStoreClient(KvStoreClient):
         lease: Lease | None,
         blocks: Sequence[tuple[bytes, int]],
         pages: Sequence[int],
+        terms: Terms = ORDINARY,
         *,
         deadline: float | None = None,
     ) -> Stored:
-        """Store blocks (key, tokens) from pages, unless they are held already; all join the lease.
+        """Store blocks (key, tokens) from pages on these terms, unless they are held already; all join the lease.
 
         The pages may be given back once this returns or raises, also when it is cancelled.
 
         Raises: TwostrokeError, when the store is in trouble.
         """
-        tenancy = Tenancy(lease)
+        tenancy = Tenancy(lease, terms)
         refs = await self._whole(tenancy, self._write(tenancy, blocks, pages, deadline))
         return Stored(tenancy.lease, tuple(refs))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Self
 
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 CALL_SECONDS = 2.0  # bound on any control call: the store answers from memory
 RETRY_SECONDS = 0.2  # between tries to attach; calls in between fail at once
+
+
+_Count = Callable[[Attachment, Sequence[bytes]], Awaitable[int]]  # leading keys of those of one call
 
 
 class KvStoreClient:
@@ -111,26 +114,80 @@ class KvStoreClient:
         if self._attachment is node:
             self._attachment = None
 
-    async def lookup(self, keys: Sequence[bytes], *, deadline: float | None = None) -> int:
-        """How many leading keys the store holds; a node that has restarted is asked anew. Raises TwostrokeError."""
+    async def lookup(self, keys: Sequence[bytes], lease: Lease | None = None, *, deadline: float | None = None) -> int:
+        """How many leading keys the store holds, also those that only the lease sees. Raises TwostrokeError."""
+        lease_id = lease.id if lease else ""  # of an earlier life of the node: it has ended, and adds nothing
+
+        async def held(node: Attachment, part: Sequence[bytes]) -> int:
+            request = pb.LookupRequest(incarnation=node.incarnation, keys=part, lease_id=lease_id)
+            return (await self.stub.Lookup(request, timeout=remaining(deadline, at_most=CALL_SECONDS))).held
+
+        return await self._leading(held, keys, deadline)
+
+    async def await_committed(self, keys: Sequence[bytes], at_most: float, *, deadline: float | None = None) -> int:
+        """Wait until the store holds all keys; answers how many leading ones it holds.
+
+        Returns early when there is nothing to wait for: a block was lost (its writer gave up) and none is being
+        written. Waits at most so many seconds, of which the node may grant less.
+
+        Raises: Overloaded, when too many calls wait; TwostrokeError.
+        """
+        clock = asyncio.get_running_loop().time
+        end = clock() + at_most
+
+        async def held(node: Attachment, part: Sequence[bytes]) -> int:
+            wait = max(0.0, end - clock())
+            request = pb.AwaitRequest(incarnation=node.incarnation, keys=part, at_most=wire.duration_pb(wait))
+            timeout = remaining(deadline, at_most=wait + CALL_SECONDS)
+            return (await self.stub.Await(request, timeout=timeout)).held
+
+        return await self._leading(held, keys, deadline)
+
+    async def keep(
+        self, namespace: str, keys: Sequence[bytes], seconds: float, *, deadline: float | None = None
+    ) -> int:
+        """Advise the store to evict held leading blocks of a namespace last, for so long; answers how many it keeps.
+
+        0 seconds end it. Raises TwostrokeError.
+        """
+        keep_for = wire.duration_pb(seconds)
+
+        async def kept(node: Attachment, part: Sequence[bytes]) -> int:
+            request = pb.KeepRequest(incarnation=node.incarnation, namespace=namespace, keys=part, keep_for=keep_for)
+            kept = (await self.stub.Keep(request, timeout=remaining(deadline, at_most=CALL_SECONDS))).kept
+            return kept if seconds else len(part)  # what is not kept any more is no reason to stop
+
+        leading = await self._leading(kept, keys, deadline)
+        return leading if seconds else 0
+
+    async def forget_blocks(self, namespace: str, keys: Sequence[bytes], *, deadline: float | None = None) -> int:
+        """Advise the store to evict held blocks of a namespace first; answers how many. Raises TwostrokeError."""
+        forgotten = 0
+        async with self.calls(deadline) as node:
+            for part in _parts(keys, node.max_keys):
+                request = pb.ForgetRequest(incarnation=node.incarnation, namespace=namespace, keys=part)
+                timeout = remaining(deadline, at_most=CALL_SECONDS)
+                forgotten += (await self.stub.Forget(request, timeout=timeout)).forgotten
+        return forgotten
+
+    async def _leading(self, count: _Count, keys: Sequence[bytes], deadline: float | None) -> int:
+        """Count leading keys in as many calls as they take; a node that has restarted is asked anew."""
         try:
-            return await self._lookup(keys, deadline)
+            return await self._counted(count, keys, deadline)
         except WorkerLost as error:
             if error.field != "incarnation":
                 raise
-            return await self._lookup(keys, deadline)
+            return await self._counted(count, keys, deadline)
 
-    async def _lookup(self, keys: Sequence[bytes], deadline: float | None) -> int:
-        held = 0
+    async def _counted(self, count: _Count, keys: Sequence[bytes], deadline: float | None) -> int:
+        total = 0
         async with self.calls(deadline) as node:
-            for start in range(0, len(keys), node.max_keys):
-                part = keys[start : start + node.max_keys]
-                request = pb.LookupRequest(incarnation=node.incarnation, keys=part)
-                found = (await self.stub.Lookup(request, timeout=remaining(deadline, at_most=CALL_SECONDS))).held
-                held += found
+            for part in _parts(keys, node.max_keys):
+                found = await count(node, part)
+                total += found
                 if found < len(part):
                     break
-        return held
+        return total
 
     async def renew(self, lease: Lease, *, deadline: float | None = None) -> None:
         """Prolong a lease. Raises NotFound, when it has ended."""
@@ -194,3 +251,8 @@ class KvStoreClient:
         except WorkerLost:
             self.forget(node)
             raise
+
+
+def _parts(keys: Sequence[bytes], most: int) -> Iterator[Sequence[bytes]]:
+    """Cut keys into calls."""
+    return (keys[start : start + most] for start in range(0, len(keys), most))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from google.protobuf.duration_pb2 import Duration
 
 from twostroke.errors import InvalidRequest
 from twostroke.kv.layout import ArenaLayout, Attachment
-from twostroke.kv.refs import BlockRef, BlockSlot, Lease, Reservation
-from twostroke.kv.store import StoreStats
+from twostroke.kv.limits import StoreStats
+from twostroke.kv.refs import BlockRef, BlockSlot, Lease, Reservation, Terms
+from twostroke.limits import MAX_NAME_CHARACTERS
 from twostroke.v1 import common_pb2, kvstore_pb2
 from twostroke.wire import duration_pb, seconds
 
@@ -41,6 +43,26 @@ def lease_seconds(message: Duration) -> float:
     if value <= 0:
         raise InvalidRequest("lease_duration must be over 0", field="lease_duration")
     return value
+
+
+def duration_seconds(message: Duration, field: str) -> float:
+    """Read a time that may be 0."""
+    value = seconds(message)
+    if value < 0:
+        raise InvalidRequest(f"{field} must not be negative", field=field)
+    return value
+
+
+def namespace(raw: str) -> str:
+    """Read the name of a namespace."""
+    if len(raw) > MAX_NAME_CHARACTERS:
+        raise InvalidRequest(f"namespace has at most {MAX_NAME_CHARACTERS} characters", field="namespace")
+    return raw
+
+
+def terms(message: kvstore_pb2.ReserveRequest | kvstore_pb2.WriteRequest) -> Terms:
+    """Read how blocks shall be held."""
+    return Terms(namespace=namespace(message.namespace), transient=message.transient)
 
 
 def block_ref(message: common_pb2.BlockRef) -> BlockRef:
@@ -153,15 +175,5 @@ def attachment_pb(value: Attachment) -> kvstore_pb2.AttachResponse:
 def status_pb(
     incarnation: str, kv_format: common_pb2.KvFormat | None, stats: StoreStats
 ) -> kvstore_pb2.GetStoreStatusResponse:
-    """Write how full a node is."""
-    return kvstore_pb2.GetStoreStatusResponse(
-        incarnation=incarnation,
-        format=kv_format,
-        slots=stats.slots,
-        free=stats.free,
-        reserved=stats.reserved,
-        quarantined=stats.quarantined,
-        committed=stats.committed,
-        leased_blocks=stats.leased_blocks,
-        leases=stats.leases,
-    )
+    """Write how full a node is; the counts have the same names in both."""
+    return kvstore_pb2.GetStoreStatusResponse(incarnation=incarnation, format=kv_format, **dataclasses.asdict(stats))

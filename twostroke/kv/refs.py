@@ -36,6 +36,17 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a store holds the blocks of a write."""
+
+    namespace: str = "default"  # whose share of the space they take
+    transient: bool = False  # seen under the leases that have them only, and gone when the last of these ends
+
+
+ORDINARY = Terms()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """Keeps blocks in a store until it is released, or `seconds` have passed since it was last prolonged.
 

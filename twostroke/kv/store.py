@@ -6,7 +6,10 @@ A slot is in exactly one state:
     reserved     a writer may copy a block into it until the reservation's deadline
     quarantined  that deadline has passed, but the writer may still be copying: nobody gets the slot until the writer
                  says that the copy ended (a late commit, or abandon) or is known to be gone
-    committed    its block may be read. Under a lease it stays; otherwise it is evictable, least recently used first
+    committed    its block may be read. Under a lease it stays; otherwise it is evictable
+
+Each idea has a file: `claims` are slots that are being written, `leases` keep blocks, `held` knows the committed ones
+and who sees them, `namespaces` says for whom one is evicted and `eviction` which one, `barrier` tells those who wait.
 
 Pure bookkeeping: no clock (times are floats in seconds that never run backwards), no socket, no bytes. Before any other
 call the owner calls `expire`, so that what has ended is never seen as alive.
@@ -15,22 +18,16 @@ call the owner calls `expire`, so that what has ended is never seen as alive.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from twostroke.errors import NotFound, Overloaded
-from twostroke.kv.deadlines import Deadlines
-from twostroke.kv.refs import BlockRef, BlockSlot, Reservation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreLimits:
-    """Bounds on what callers can multiply. Slots bound blocks and reservations."""
-
-    leases: int = 4_096
-    lease_blocks: int = 65_536
-    lease_seconds: float = 60.0
-    reservation_seconds: float = 30.0
+from twostroke.kv.barrier import Barrier, Waiter
+from twostroke.kv.claims import Claim, Claims
+from twostroke.kv.held import HeldBlocks
+from twostroke.kv.leases import Block, Leases
+from twostroke.kv.limits import StoreLimits, StoreStats
+from twostroke.kv.namespaces import Namespaces
+from twostroke.kv.refs import ORDINARY, BlockRef, BlockSlot, Reservation, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,104 +46,60 @@ class Committed:
     leased: tuple[BlockRef, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreStats:
-    """How full the store is. free + reserved + quarantined + committed = slots."""
-
-    slots: int
-    free: int
-    reserved: int
-    quarantined: int
-    committed: int
-    leased_blocks: int  # committed blocks under at least one lease
-    leases: int
-
-
-@dataclass(slots=True)
-class _Block:
-    place: BlockSlot
-    leases: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """A reservation and whose it is."""
-
-    reservation: Reservation
-    writer: str
-
-
-@dataclass(slots=True)
-class _Lease:
-    blocks: dict[bytes, _Block] = field(default_factory=dict)  # in prompt order, as they joined
-
-
 class BlockStore:
-    """The state of `slots` slots. Every method takes time in proportion to its arguments and what they end."""
+    """The state of `slots` slots.
+
+    Every method takes time in proportion to its arguments and what they end, times the logarithm of what there is.
+    """
 
     def __init__(self, slots: int, limits: StoreLimits) -> None:
         self._limits = limits
+        self._slots = slots
         self._free = deque(range(slots))
-        self._generations = [0] * slots
-        self._claims: dict[int, _Claim] = {}  # by slot: reserved and quarantined
-        self._reserved: dict[bytes, int] = {}  # key -> slot, while the deadline has not passed
-        self._blocks: dict[bytes, _Block] = {}  # committed
-        self._evictable: dict[bytes, None] = {}  # committed without a lease, least recently used first
-        self._leases: dict[str, _Lease] = {}
-        self._lease_ends: Deadlines[str] = Deadlines()
-        self._reservation_ends: Deadlines[int] = Deadlines()
+        self._claims = Claims(slots)
+        self._leases = Leases(limit=limits.leases, blocks=limits.lease_blocks, seconds=limits.lease_seconds)
+        quota = max(1, int(limits.namespace_share * slots))
+        self._spaces = Namespaces(quota=quota, keepable=int(limits.keep_share * quota))
+        self._held = HeldBlocks(self._spaces)
+        self._barrier = Barrier(limits.waiting)
 
     def open_lease(self, lease_id: str, seconds: float, now: float) -> float:
         """Open an empty lease under a new id; answers for how long. Raises Overloaded at the bound on leases."""
-        if len(self._leases) >= self._limits.leases:
-            wait = max(0.0, (self._lease_ends.next() or now) - now)
-            raise Overloaded(f"{self._limits.leases} leases are open", field="lease_id", retry_after=wait)
-        self._leases[lease_id] = _Lease()
-        granted = min(seconds, self._limits.lease_seconds)
-        self._lease_ends.set(lease_id, now + granted)
-        return granted
+        return self._leases.open(lease_id, seconds, now)
 
     def prolong(self, lease_id: str, seconds: float, now: float) -> float:
         """Let a lease live for `seconds` from now, or longer if it would anyway; answers the seconds granted.
 
         Raises: NotFound, when the lease has ended.
         """
-        self._lease(lease_id)
-        granted = min(seconds, self._limits.lease_seconds)
-        self._lease_ends.set(lease_id, max(self._lease_ends.at(lease_id), now + granted))
-        return granted
+        return self._leases.prolong(lease_id, seconds, now)
 
     def renew(self, lease_ids: Iterable[str], seconds: float, now: float) -> list[str]:
         """Prolong each lease that is alive; answers which ones are."""
         alive = [lease_id for lease_id in lease_ids if lease_id in self._leases]
         for lease_id in alive:
-            self.prolong(lease_id, seconds, now)
+            self._leases.prolong(lease_id, seconds, now)
         return alive
 
     def release(self, lease_ids: Iterable[str]) -> None:
         """End leases; those that have ended are left alone."""
         for lease_id in lease_ids:
-            self._lease_ends.discard(lease_id)
-            self._end_lease(lease_id)
+            for block in self._leases.end(lease_id):
+                self._unleased(block)
 
-    def lookup(self, keys: Iterable[bytes]) -> int:
-        """How many leading keys are held. Never pins, never counts as a use."""
-        held = 0
-        for key in keys:
-            if key not in self._blocks:
-                break
-            held += 1
-        return held
+    def lookup(self, keys: Iterable[bytes], lease_id: str = "") -> int:
+        """How many leading keys are held, as seen under a lease if it is alive. Never pins, never counts as a use."""
+        return self._held.count(keys, self._leases.get(lease_id))
 
     def acquire(self, lease_id: str, keys: Iterable[bytes]) -> list[BlockSlot]:
         """Lease the longest held prefix of the keys, as far as the lease has room.
 
         Raises: NotFound, when the lease has ended.
         """
-        lease, places = self._lease(lease_id), []
+        lease, places = self._leases.require(lease_id), []
         for key in keys:
-            block = self._blocks.get(key)
-            if block is None or not self._join(lease, block):
+            block = self._held.seen(key, lease)
+            if block is None or not self._held.join(lease, block, used=True):
                 break
             places.append(block.place)
         return places
@@ -157,144 +110,173 @@ class BlockStore:
         block = lease.blocks.get(key) if lease else None
         return block.place if block else None
 
-    def reserve(self, lease_id: str, writer: str, keys: Sequence[bytes], now: float) -> Reserved:
+    def reserve(
+        self, lease_id: str, writer: str, keys: Sequence[bytes], now: float, terms: Terms = ORDINARY
+    ) -> Reserved:
         """Lease what is held of the keys and give `writer` slots for what is not.
 
-        Never waits: at the first key for which nothing can be evicted the rest gets nothing. A key that is reserved
-        already is left to its first writer.
+        Never waits: at the first key for which nothing may be evicted the rest gets nothing. A key that is reserved
+        already is left to its first writer. A block that shall stay does, though it is held, or being written, on terms
+        that say otherwise.
 
         Raises: NotFound, when the lease has ended.
         """
-        lease = self._lease(lease_id)
+        lease, join = self._leases.require(lease_id), self._held.join
+        if not terms.transient:
+            self._make_ordinary(keys)
         # Held blocks join first, or making room for one key could evict another of the same prompt.
-        held = [block.place for key in keys if (block := self._blocks.get(key)) and self._join(lease, block)]
+        held = [block.place for key in keys if (block := self._held.get(key)) and join(lease, block, used=True)]
         slots = []
         for key in keys:
-            if key in self._blocks or key in self._reserved:
+            if self._held.get(key) or self._claims.of_key(key):
                 continue
-            slot = self._take_slot()
+            slot = self._take_slot(terms.namespace)
             if slot is None:
                 break
-            slots.append(self._claim(slot, key, writer, now))
+            slots.append(self._claims.add(slot, key, writer, terms, now + self._limits.reservation_seconds))
+            self._barrier.reserved(key)
         return Reserved(tuple(slots), tuple(held))
 
     def commit(self, lease_id: str, blocks: Iterable[BlockSlot]) -> Committed:
         """Make written blocks readable and lease them. Idempotent.
 
-        Without its lease, which may have ended, a block is published all the same: it is true for anyone. One whose
-        reservation was quarantined is not, and its slot is free now: this call says that the copy has ended.
+        Without its lease, which may have ended, an ordinary block is published all the same: it is true for anyone; a
+        transient one is dropped. One whose reservation was quarantined is not published, and its slot is free now: this
+        call says that the copy has ended.
         """
         lease, published, leased = self._leases.get(lease_id), [], []
         for place in blocks:
-            if self._settle(place):
-                published.append(place)
-            block = self._blocks.get(place.block.key)
-            if block and block.place == place and lease and self._join(lease, block):
+            claim = self._claims.find(Reservation(place.block.key, place.block.generation, place.slot))
+            block = self._settle(claim, place) if claim else self._held.get(place.block.key)
+            if block is None or block.place != place:
+                continue
+            if lease and self._held.join(lease, block, used=False):
                 leased.append(place.block)
+            elif claim and claim.terms.transient:
+                self._unleased(block)
+                continue
+            if claim:
+                published.append(place)
         return Committed(tuple(published), tuple(leased))
 
     def abandon(self, reservations: Iterable[Reservation]) -> None:
         """Take slots back whose copies have ended with nothing to show. Idempotent."""
         for reservation in reservations:
-            claim = self._claims.get(reservation.slot)
-            if claim and claim.reservation == reservation:
-                self._drop_claim(reservation)
-                self._free.append(reservation.slot)
+            if claim := self._claims.find(reservation):
+                self._give_up(claim)
+
+    def keep(self, namespace: str, keys: Iterable[bytes], seconds: float, now: float) -> int:
+        """Evict held leading blocks of a namespace after all its others, for so long; answers how many.
+
+        Bounded in number and time; never shortens. 0 seconds end it, for every key.
+        """
+        if seconds > 0:
+            return self._held.keep(namespace, keys, now + min(seconds, self._limits.keep_seconds))
+        self._held.unkeep(namespace, keys)
+        return 0
+
+    def forget(self, namespace: str, keys: Sequence[bytes]) -> int:
+        """Evict held blocks of a namespace before all its others, unless a lease keeps them; answers how many."""
+        return self._held.forget(namespace, keys)
+
+    def wait(self, keys: Sequence[bytes], wake: Callable[[], None]) -> Waiter:
+        """Have `wake` called once, when all keys are held or there is nothing more to wait for: see `Waiter`.
+
+        The caller gives the waiter to `leave` when it is done. Raises Overloaded, when too many wait.
+        """
+        missing = [key for key in keys if key not in self._held]
+        return self._barrier.enter(keys, missing, [key for key in missing if self._claims.of_key(key)], wake)
+
+    def leave(self, waiter: Waiter) -> None:
+        """Let a waiter go."""
+        self._barrier.leave(waiter)
 
     def expire(self, now: float) -> None:
-        """End leases, and quarantine reservations, whose time has come."""
-        for lease_id in self._lease_ends.pop_due(now):
-            self._end_lease(lease_id)
-        for slot in self._reservation_ends.pop_due(now):
-            del self._reserved[self._claims[slot].reservation.key]
+        """End leases and keeps, and quarantine reservations, whose time has come."""
+        self.release(self._leases.pop_due(now))
+        for key in self._claims.expire(now):
+            self._barrier.lost(key)
+        self._spaces.expire(now)
 
     def next_expiry(self) -> float | None:
         """When `expire` has something to do next."""
-        ends = [end for end in (self._lease_ends.next(), self._reservation_ends.next()) if end is not None]
-        return min(ends, default=None)
+        ends = (self._leases.next_expiry(), self._claims.next_expiry(), self._spaces.next_expiry())
+        return min((end for end in ends if end is not None), default=None)
 
     def quarantined_writers(self) -> set[str]:
         """Writers that slots are quarantined for."""
-        return {claim.writer for claim in self._claims.values() if not self._is_reserved(claim.reservation)}
+        return self._claims.late_writers()
 
     def writer_gone(self, writer: str) -> None:
         """Take back every slot reserved or quarantined for a writer that can no longer be copying."""
-        self.abandon([claim.reservation for claim in self._claims.values() if claim.writer == writer])
+        self.abandon(self._claims.of_writer(writer))
 
     def stats(self) -> StoreStats:
-        """Count the slots by state."""
+        """Count the slots by state, and everything else."""
+        counts = self._spaces.counts
         return StoreStats(
-            slots=len(self._generations),
+            slots=self._slots,
             free=len(self._free),
-            reserved=len(self._reserved),
-            quarantined=len(self._claims) - len(self._reserved),
-            committed=len(self._blocks),
-            leased_blocks=len(self._blocks) - len(self._evictable),
+            reserved=self._claims.reserved,
+            quarantined=self._claims.quarantined,
+            committed=len(self._held),
+            leased_blocks=len(self._held) - self._spaces.evictable,
             leases=len(self._leases),
+            transient=self._held.transient,
+            kept=self._spaces.kept,
+            namespaces=len(self._spaces),
+            waiting=len(self._barrier),
+            evictions=counts.evictions,
+            ghost_hits=counts.ghost_hits,
+            quota_refusals=counts.quota_refusals,
+            honoured_keeps=counts.honoured_keeps,
+            expired_keeps=counts.expired_keeps,
         )
 
-    def _lease(self, lease_id: str) -> _Lease:
-        lease = self._leases.get(lease_id)
-        if lease is None:
-            raise NotFound("the lease has ended", field="lease_id")
-        return lease
+    def _make_ordinary(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            if self._held.make_ordinary(key):
+                self._barrier.committed(key)
+            elif claim := self._claims.of_key(key):
+                claim.terms = replace(claim.terms, transient=False)
 
-    def _join(self, lease: _Lease, block: _Block) -> bool:
-        """Put a block under a lease; False when the lease has no room."""
-        key = block.place.block.key
-        if key in lease.blocks:
-            return True
-        if len(lease.blocks) >= self._limits.lease_blocks:
-            return False
-        lease.blocks[key] = block
-        block.leases += 1
-        self._evictable.pop(key, None)
-        return True
+    def _take_slot(self, namespace: str) -> int | None:
+        """A slot that the namespace holds from now on."""
+        if self._free and self._spaces.may_grow(namespace):
+            slot = self._free.popleft()
+        else:
+            block = self._held.evict_for(namespace)
+            if block is None:
+                return None
+            self._barrier.lost(block.key)
+            slot = block.place.slot
+        self._spaces.take(namespace)
+        return slot
 
-    def _end_lease(self, lease_id: str) -> None:
-        lease = self._leases.pop(lease_id, None)
-        # Last block first: a block is of no use without those before it, so the ends of prompts are evicted first.
-        for key, block in reversed(lease.blocks.items() if lease else ()):
-            block.leases -= 1
-            if not block.leases:
-                self._evictable[key] = None
-
-    def _take_slot(self) -> int | None:
-        if self._free:
-            return self._free.popleft()
-        key = next(iter(self._evictable), None)
-        if key is None:
+    def _settle(self, claim: Claim, place: BlockSlot) -> Block | None:
+        """End the claim behind a written block; the block, when it is readable by it."""
+        if not self._claims.is_reserved(claim):
+            self._give_up(claim)
             return None
-        del self._evictable[key]
-        return self._blocks.pop(key).place.slot
+        self._claims.drop(claim)
+        block = Block(place, claim.terms.namespace)
+        self._held.add(block, transient=claim.terms.transient)
+        if claim.terms.transient:
+            self._barrier.lost(block.key)  # nobody but its leases will see it
+        else:
+            self._barrier.committed(block.key)
+        return block
 
-    def _claim(self, slot: int, key: bytes, writer: str, now: float) -> Reservation:
-        self._generations[slot] += 1  # from here on a reader that is still copying the old block will notice
-        reservation = Reservation(key, self._generations[slot], slot)
-        self._claims[slot] = _Claim(reservation, writer)
-        self._reserved[key] = slot
-        self._reservation_ends.set(slot, now + self._limits.reservation_seconds)
-        return reservation
+    def _unleased(self, block: Block) -> None:
+        if self._held.unleased(block):
+            self._give_back(block.place.slot, block.namespace)
 
-    def _settle(self, place: BlockSlot) -> bool:
-        """End the reservation behind a written block; True when the block is readable by it."""
-        reservation = Reservation(place.block.key, place.block.generation, place.slot)
-        claim = self._claims.get(place.slot)
-        if not claim or claim.reservation != reservation:
-            return False
-        if not self._is_reserved(reservation):
-            self.abandon([reservation])
-            return False
-        self._drop_claim(reservation)
-        self._blocks[reservation.key] = _Block(place)
-        self._evictable[reservation.key] = None
-        return True
+    def _give_up(self, claim: Claim) -> None:
+        if self._claims.is_reserved(claim):
+            self._barrier.lost(claim.reservation.key)
+        self._claims.drop(claim)
+        self._give_back(claim.reservation.slot, claim.terms.namespace)
 
-    def _drop_claim(self, reservation: Reservation) -> None:
-        if self._is_reserved(reservation):
-            del self._reserved[reservation.key]
-        self._reservation_ends.discard(reservation.slot)
-        del self._claims[reservation.slot]
-
-    def _is_reserved(self, reservation: Reservation) -> bool:
-        return self._reserved.get(reservation.key) == reservation.slot
+    def _give_back(self, slot: int, namespace: str) -> None:
+        self._free.append(slot)
+        self._spaces.give(namespace)

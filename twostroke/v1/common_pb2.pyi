@@ -62,6 +62,8 @@ class _CachePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CachePoli
     """use what is stored, store what is computed"""
     CACHE_POLICY_BYPASS: _CachePolicy.ValueType  # 2
     """share nothing with any other request"""
+    CACHE_POLICY_READ_ONLY: _CachePolicy.ValueType  # 3
+    """use what is stored, store nothing"""
 
 class CachePolicy(_CachePolicy, metaclass=_CachePolicyEnumTypeWrapper):
     """What a request may do with cached blocks."""
@@ -72,6 +74,8 @@ CACHE_POLICY_READ_WRITE: CachePolicy.ValueType  # 1
 """use what is stored, store what is computed"""
 CACHE_POLICY_BYPASS: CachePolicy.ValueType  # 2
 """share nothing with any other request"""
+CACHE_POLICY_READ_ONLY: CachePolicy.ValueType  # 3
+"""use what is stored, store nothing"""
 Global___CachePolicy: _TypeAlias = CachePolicy  # noqa: Y015
 
 class _FinishReason:

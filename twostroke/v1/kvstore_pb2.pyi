@@ -154,7 +154,10 @@ class LookupRequest(_message.Message):
 
     INCARNATION_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
+    lease_id: _builtins.str
+    """Transient blocks of this lease are held too. Empty, or one that has ended: none are."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
@@ -162,10 +165,11 @@ class LookupRequest(_message.Message):
         *,
         incarnation: _builtins.str = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        lease_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "lease_id", b"lease_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -191,6 +195,55 @@ class LookupResponse(_message.Message):
 Global___LookupResponse: _TypeAlias = LookupResponse  # noqa: Y015
 
 @_typing.final
+class AwaitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    AT_MOST_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.str
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def at_most(self) -> _duration_pb2.Duration:
+        """Cut to the node's own bound."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.str = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        at_most: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at_most", b"at_most"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_most", b"at_most", "incarnation", b"incarnation", "keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitRequest: _TypeAlias = AwaitRequest  # noqa: Y015
+
+@_typing.final
+class AwaitResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELD_FIELD_NUMBER: _builtins.int
+    held: _builtins.int
+    """Leading keys that are held now."""
+    def __init__(
+        self,
+        *,
+        held: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitResponse: _TypeAlias = AwaitResponse  # noqa: Y015
+
+@_typing.final
 class ReserveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -199,10 +252,18 @@ class ReserveRequest(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    TRANSIENT_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     writer_id: _builtins.str
     lease_id: _builtins.str
     """Empty: open a lease."""
+    namespace: _builtins.str
+    """Whose share of the arena new blocks take: RequestContext.namespace. At most 128 characters."""
+    transient: _builtins.bool
+    """New blocks are seen under the leases that have them only, and are free when the last of these ends. A writer
+    without this finds them all the same, and makes them stay.
+    """
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -215,10 +276,12 @@ class ReserveRequest(_message.Message):
         lease_id: _builtins.str = ...,
         lease_duration: _duration_pb2.Duration | None = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        namespace: _builtins.str = ...,
+        transient: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "writer_id", b"writer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "namespace", b"namespace", "transient", b"transient", "writer_id", b"writer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -432,6 +495,103 @@ class AcquireResponse(_message.Message):
 Global___AcquireResponse: _TypeAlias = AcquireResponse  # noqa: Y015
 
 @_typing.final
+class KeepRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    KEEP_FOR_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.str
+    namespace: _builtins.str
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def keep_for(self) -> _duration_pb2.Duration:
+        """Cut to the node's own bound. 0: no longer."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.str = ...,
+        namespace: _builtins.str = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        keep_for: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keep_for", b"keep_for"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keep_for", b"keep_for", "keys", b"keys", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepRequest: _TypeAlias = KeepRequest  # noqa: Y015
+
+@_typing.final
+class KeepResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEPT_FIELD_NUMBER: _builtins.int
+    kept: _builtins.int
+    """Leading keys that are kept now: up to the first that is not held, or beyond what a namespace may have kept."""
+    def __init__(
+        self,
+        *,
+        kept: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepResponse: _TypeAlias = KeepResponse  # noqa: Y015
+
+@_typing.final
+class ForgetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.str
+    namespace: _builtins.str
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.str = ...,
+        namespace: _builtins.str = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetRequest: _TypeAlias = ForgetRequest  # noqa: Y015
+
+@_typing.final
+class ForgetResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
+    forgotten: _builtins.int
+    def __init__(
+        self,
+        *,
+        forgotten: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forgotten", b"forgotten"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetResponse: _TypeAlias = ForgetResponse  # noqa: Y015
+
+@_typing.final
 class RenewRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -581,6 +741,8 @@ class WriteRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    TRANSIENT_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
@@ -588,6 +750,9 @@ class WriteRequest(_message.Message):
     incarnation: _builtins.str
     """In the first message only."""
     lease_id: _builtins.str
+    namespace: _builtins.str
+    """As in ReserveRequest; in the first message only."""
+    transient: _builtins.bool
     key: _builtins.bytes
     """In a block's first piece."""
     data: _builtins.bytes
@@ -602,6 +767,8 @@ class WriteRequest(_message.Message):
         incarnation: _builtins.str = ...,
         lease_id: _builtins.str = ...,
         lease_duration: _duration_pb2.Duration | None = ...,
+        namespace: _builtins.str = ...,
+        transient: _builtins.bool = ...,
         key: _builtins.bytes = ...,
         data: _builtins.bytes = ...,
         checksum: _builtins.int | None = ...,
@@ -609,7 +776,7 @@ class WriteRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "data", b"data", "incarnation", b"incarnation", "key", b"key", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "data", b"data", "incarnation", b"incarnation", "key", b"key", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "namespace", b"namespace", "tokens", b"tokens", "transient", b"transient"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
     _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
@@ -672,6 +839,15 @@ class GetStoreStatusResponse(_message.Message):
     COMMITTED_FIELD_NUMBER: _builtins.int
     LEASED_BLOCKS_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
+    TRANSIENT_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    EVICTIONS_FIELD_NUMBER: _builtins.int
+    GHOST_HITS_FIELD_NUMBER: _builtins.int
+    QUOTA_REFUSALS_FIELD_NUMBER: _builtins.int
+    HONOURED_KEEPS_FIELD_NUMBER: _builtins.int
+    EXPIRED_KEEPS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     slots: _builtins.int
     free: _builtins.int
@@ -681,6 +857,23 @@ class GetStoreStatusResponse(_message.Message):
     leased_blocks: _builtins.int
     """Committed blocks under at least one lease."""
     leases: _builtins.int
+    transient: _builtins.int
+    """Of the committed blocks."""
+    kept: _builtins.int
+    namespaces: _builtins.int
+    """That hold a slot."""
+    waiting: _builtins.int
+    """Calls that wait for blocks."""
+    evictions: _builtins.int
+    """Counted since the node started, like all below."""
+    ghost_hits: _builtins.int
+    """Blocks that came back soon after their eviction."""
+    quota_refusals: _builtins.int
+    """Times that a namespace at its quota had nothing to give up for a block."""
+    honoured_keeps: _builtins.int
+    """Uses of blocks that were kept."""
+    expired_keeps: _builtins.int
+    """Kept blocks whose time passed."""
     @_builtins.property
     def format(self) -> _common_pb2.KvFormat:
         """Absent until the first worker attached."""
@@ -697,10 +890,19 @@ class GetStoreStatusResponse(_message.Message):
         committed: _builtins.int = ...,
         leased_blocks: _builtins.int = ...,
         leases: _builtins.int = ...,
+        transient: _builtins.int = ...,
+        kept: _builtins.int = ...,
+        namespaces: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        evictions: _builtins.int = ...,
+        ghost_hits: _builtins.int = ...,
+        quota_refusals: _builtins.int = ...,
+        honoured_keeps: _builtins.int = ...,
+        expired_keeps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_format", b"_format", "format", b"format"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_format", b"_format", "committed", b"committed", "format", b"format", "free", b"free", "incarnation", b"incarnation", "leased_blocks", b"leased_blocks", "leases", b"leases", "quarantined", b"quarantined", "reserved", b"reserved", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_format", b"_format", "committed", b"committed", "evictions", b"evictions", "expired_keeps", b"expired_keeps", "format", b"format", "free", b"free", "ghost_hits", b"ghost_hits", "honoured_keeps", b"honoured_keeps", "incarnation", b"incarnation", "kept", b"kept", "leased_blocks", b"leased_blocks", "leases", b"leases", "namespaces", b"namespaces", "quarantined", b"quarantined", "quota_refusals", b"quota_refusals", "reserved", b"reserved", "slots", b"slots", "transient", b"transient", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__format: _TypeAlias = _typing.Literal["format"]  # noqa: Y015
     _WhichOneofArgType__format: _TypeAlias = _typing.Literal["_format", b"_format"]  # noqa: Y015

@@ -49,6 +49,11 @@ class KvStoreServiceStub:
                 request_serializer=twostroke_dot_v1_dot_kvstore__pb2.LookupRequest.SerializeToString,
                 response_deserializer=twostroke_dot_v1_dot_kvstore__pb2.LookupResponse.FromString,
                 _registered_method=True)
+        self.Await = channel.unary_unary(
+                '/twostroke.v1.KvStoreService/Await',
+                request_serializer=twostroke_dot_v1_dot_kvstore__pb2.AwaitRequest.SerializeToString,
+                response_deserializer=twostroke_dot_v1_dot_kvstore__pb2.AwaitResponse.FromString,
+                _registered_method=True)
         self.Reserve = channel.unary_unary(
                 '/twostroke.v1.KvStoreService/Reserve',
                 request_serializer=twostroke_dot_v1_dot_kvstore__pb2.ReserveRequest.SerializeToString,
@@ -78,6 +83,16 @@ class KvStoreServiceStub:
                 '/twostroke.v1.KvStoreService/Release',
                 request_serializer=twostroke_dot_v1_dot_kvstore__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=twostroke_dot_v1_dot_kvstore__pb2.ReleaseResponse.FromString,
+                _registered_method=True)
+        self.Keep = channel.unary_unary(
+                '/twostroke.v1.KvStoreService/Keep',
+                request_serializer=twostroke_dot_v1_dot_kvstore__pb2.KeepRequest.SerializeToString,
+                response_deserializer=twostroke_dot_v1_dot_kvstore__pb2.KeepResponse.FromString,
+                _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/twostroke.v1.KvStoreService/Forget',
+                request_serializer=twostroke_dot_v1_dot_kvstore__pb2.ForgetRequest.SerializeToString,
+                response_deserializer=twostroke_dot_v1_dot_kvstore__pb2.ForgetResponse.FromString,
                 _registered_method=True)
         self.Read = channel.unary_stream(
                 '/twostroke.v1.KvStoreService/Read',
@@ -122,9 +137,21 @@ class KvStoreServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Await(self, request, context):
+        """Answers as soon as all keys are held, or as soon as there is nothing to wait for: one of them was lost (its writer
+        gave up, or it was evicted) and none is being written. A key that nobody has begun to write may come yet. Pins
+        nothing.
+
+        Errors: INVALID_REQUEST; OVERLOADED, too many calls wait; WORKER_LOST.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Reserve(self, request, context):
-        """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing can be
-        evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer.
+        """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing may be
+        evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer. When the
+        arena is full the namespace that holds most of it gives way, to those that hold less.
 
         Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
         OVERLOADED, no more leases; WORKER_LOST.
@@ -175,6 +202,26 @@ class KvStoreServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Keep(self, request, context):
+        """Advises to evict held leading blocks of a namespace after all its others, for a while. Bounded, never a pin; a later
+        call can prolong it, and 0 ends it.
+
+        Errors: INVALID_REQUEST; WORKER_LOST.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Forget(self, request, context):
+        """Advises to evict held blocks of a namespace before all its others, until they are used again. Blocks under a lease
+        are left alone.
+
+        Errors: INVALID_REQUEST; WORKER_LOST.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Read(self, request, context):
         """Streams the bytes of leased blocks, for readers that cannot map the arena: pieces of at most 1 MiB, in order, each
         block's last piece with its checksum. A block that is no longer held ends the stream early: a miss, not an error.
@@ -197,7 +244,7 @@ class KvStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Says how full the node is. Errors: none beyond the common ones.
+        """Says how full the node is, and what has happened since its start. Errors: none beyond the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,6 +262,11 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
                     servicer.Lookup,
                     request_deserializer=twostroke_dot_v1_dot_kvstore__pb2.LookupRequest.FromString,
                     response_serializer=twostroke_dot_v1_dot_kvstore__pb2.LookupResponse.SerializeToString,
+            ),
+            'Await': grpc.unary_unary_rpc_method_handler(
+                    servicer.Await,
+                    request_deserializer=twostroke_dot_v1_dot_kvstore__pb2.AwaitRequest.FromString,
+                    response_serializer=twostroke_dot_v1_dot_kvstore__pb2.AwaitResponse.SerializeToString,
             ),
             'Reserve': grpc.unary_unary_rpc_method_handler(
                     servicer.Reserve,
@@ -245,6 +297,16 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=twostroke_dot_v1_dot_kvstore__pb2.ReleaseRequest.FromString,
                     response_serializer=twostroke_dot_v1_dot_kvstore__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'Keep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=twostroke_dot_v1_dot_kvstore__pb2.KeepRequest.FromString,
+                    response_serializer=twostroke_dot_v1_dot_kvstore__pb2.KeepResponse.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=twostroke_dot_v1_dot_kvstore__pb2.ForgetRequest.FromString,
+                    response_serializer=twostroke_dot_v1_dot_kvstore__pb2.ForgetResponse.SerializeToString,
             ),
             'Read': grpc.unary_stream_rpc_method_handler(
                     servicer.Read,
@@ -321,6 +383,33 @@ class KvStoreService:
             '/twostroke.v1.KvStoreService/Lookup',
             twostroke_dot_v1_dot_kvstore__pb2.LookupRequest.SerializeToString,
             twostroke_dot_v1_dot_kvstore__pb2.LookupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Await(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.KvStoreService/Await',
+            twostroke_dot_v1_dot_kvstore__pb2.AwaitRequest.SerializeToString,
+            twostroke_dot_v1_dot_kvstore__pb2.AwaitResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -483,6 +572,60 @@ class KvStoreService:
             '/twostroke.v1.KvStoreService/Release',
             twostroke_dot_v1_dot_kvstore__pb2.ReleaseRequest.SerializeToString,
             twostroke_dot_v1_dot_kvstore__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.KvStoreService/Keep',
+            twostroke_dot_v1_dot_kvstore__pb2.KeepRequest.SerializeToString,
+            twostroke_dot_v1_dot_kvstore__pb2.KeepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.KvStoreService/Forget',
+            twostroke_dot_v1_dot_kvstore__pb2.ForgetRequest.SerializeToString,
+            twostroke_dot_v1_dot_kvstore__pb2.ForgetResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,9 +48,17 @@ class KvStoreServiceStub:
 
     Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
     """
+    Await: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.AwaitRequest, _kvstore_pb2.AwaitResponse]
+    """Answers as soon as all keys are held, or as soon as there is nothing to wait for: one of them was lost (its writer
+    gave up, or it was evicted) and none is being written. A key that nobody has begun to write may come yet. Pins
+    nothing.
+
+    Errors: INVALID_REQUEST; OVERLOADED, too many calls wait; WORKER_LOST.
+    """
     Reserve: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ReserveRequest, _kvstore_pb2.ReserveResponse]
-    """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing can be
-    evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer.
+    """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing may be
+    evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer. When the
+    arena is full the namespace that holds most of it gives way, to those that hold less.
 
     Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
     OVERLOADED, no more leases; WORKER_LOST.
@@ -75,6 +83,18 @@ class KvStoreServiceStub:
     """Prolongs leases; answers those that are still alive. Errors: INVALID_REQUEST; WORKER_LOST."""
     Release: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ReleaseRequest, _kvstore_pb2.ReleaseResponse]
     """Ends leases. Idempotent. Errors: INVALID_REQUEST; WORKER_LOST."""
+    Keep: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.KeepRequest, _kvstore_pb2.KeepResponse]
+    """Advises to evict held leading blocks of a namespace after all its others, for a while. Bounded, never a pin; a later
+    call can prolong it, and 0 ends it.
+
+    Errors: INVALID_REQUEST; WORKER_LOST.
+    """
+    Forget: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ForgetRequest, _kvstore_pb2.ForgetResponse]
+    """Advises to evict held blocks of a namespace before all its others, until they are used again. Blocks under a lease
+    are left alone.
+
+    Errors: INVALID_REQUEST; WORKER_LOST.
+    """
     Read: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.ReadResponse]
     """Streams the bytes of leased blocks, for readers that cannot map the arena: pieces of at most 1 MiB, in order, each
     block's last piece with its checksum. A block that is no longer held ends the stream early: a miss, not an error.
@@ -89,7 +109,7 @@ class KvStoreServiceStub:
     ends inside a block, or no deadline; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.GetStoreStatusRequest, _kvstore_pb2.GetStoreStatusResponse]
-    """Says how full the node is. Errors: none beyond the common ones."""
+    """Says how full the node is, and what has happened since its start. Errors: none beyond the common ones."""
 
 @_typing.type_check_only
 class KvStoreServiceAsyncStub(KvStoreServiceStub):
@@ -111,9 +131,17 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
 
     Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
     """
+    Await: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.AwaitRequest, _kvstore_pb2.AwaitResponse]  # type: ignore[assignment]
+    """Answers as soon as all keys are held, or as soon as there is nothing to wait for: one of them was lost (its writer
+    gave up, or it was evicted) and none is being written. A key that nobody has begun to write may come yet. Pins
+    nothing.
+
+    Errors: INVALID_REQUEST; OVERLOADED, too many calls wait; WORKER_LOST.
+    """
     Reserve: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ReserveRequest, _kvstore_pb2.ReserveResponse]  # type: ignore[assignment]
-    """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing can be
-    evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer.
+    """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing may be
+    evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer. When the
+    arena is full the namespace that holds most of it gives way, to those that hold less.
 
     Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
     OVERLOADED, no more leases; WORKER_LOST.
@@ -138,6 +166,18 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     """Prolongs leases; answers those that are still alive. Errors: INVALID_REQUEST; WORKER_LOST."""
     Release: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ReleaseRequest, _kvstore_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Ends leases. Idempotent. Errors: INVALID_REQUEST; WORKER_LOST."""
+    Keep: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.KeepRequest, _kvstore_pb2.KeepResponse]  # type: ignore[assignment]
+    """Advises to evict held leading blocks of a namespace after all its others, for a while. Bounded, never a pin; a later
+    call can prolong it, and 0 ends it.
+
+    Errors: INVALID_REQUEST; WORKER_LOST.
+    """
+    Forget: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ForgetRequest, _kvstore_pb2.ForgetResponse]  # type: ignore[assignment]
+    """Advises to evict held blocks of a namespace before all its others, until they are used again. Blocks under a lease
+    are left alone.
+
+    Errors: INVALID_REQUEST; WORKER_LOST.
+    """
     Read: _aio.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.ReadResponse]  # type: ignore[assignment]
     """Streams the bytes of leased blocks, for readers that cannot map the arena: pieces of at most 1 MiB, in order, each
     block's last piece with its checksum. A block that is no longer held ends the stream early: a miss, not an error.
@@ -152,7 +192,7 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     ends inside a block, or no deadline; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.GetStoreStatusRequest, _kvstore_pb2.GetStoreStatusResponse]  # type: ignore[assignment]
-    """Says how full the node is. Errors: none beyond the common ones."""
+    """Says how full the node is, and what has happened since its start. Errors: none beyond the common ones."""
 
 class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     """Holds blocks of attention keys and values on one host, named by what produced them. A key never names two contents,
@@ -185,13 +225,27 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def Await(
+        self,
+        request: _kvstore_pb2.AwaitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.AwaitResponse, _abc.Awaitable[_kvstore_pb2.AwaitResponse]]:
+        """Answers as soon as all keys are held, or as soon as there is nothing to wait for: one of them was lost (its writer
+        gave up, or it was evicted) and none is being written. A key that nobody has begun to write may come yet. Pins
+        nothing.
+
+        Errors: INVALID_REQUEST; OVERLOADED, too many calls wait; WORKER_LOST.
+        """
+
+    @_abc_1.abstractmethod
     def Reserve(
         self,
         request: _kvstore_pb2.ReserveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.ReserveResponse, _abc.Awaitable[_kvstore_pb2.ReserveResponse]]:
-        """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing can be
-        evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer.
+        """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing may be
+        evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer. When the
+        arena is full the namespace that holds most of it gives way, to those that hold less.
 
         Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
         OVERLOADED, no more leases; WORKER_LOST.
@@ -248,6 +302,30 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         """Ends leases. Idempotent. Errors: INVALID_REQUEST; WORKER_LOST."""
 
     @_abc_1.abstractmethod
+    def Keep(
+        self,
+        request: _kvstore_pb2.KeepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.KeepResponse, _abc.Awaitable[_kvstore_pb2.KeepResponse]]:
+        """Advises to evict held leading blocks of a namespace after all its others, for a while. Bounded, never a pin; a later
+        call can prolong it, and 0 ends it.
+
+        Errors: INVALID_REQUEST; WORKER_LOST.
+        """
+
+    @_abc_1.abstractmethod
+    def Forget(
+        self,
+        request: _kvstore_pb2.ForgetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.ForgetResponse, _abc.Awaitable[_kvstore_pb2.ForgetResponse]]:
+        """Advises to evict held blocks of a namespace before all its others, until they are used again. Blocks under a lease
+        are left alone.
+
+        Errors: INVALID_REQUEST; WORKER_LOST.
+        """
+
+    @_abc_1.abstractmethod
     def Read(
         self,
         request: _kvstore_pb2.ReadRequest,
@@ -278,6 +356,6 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.GetStoreStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.GetStoreStatusResponse, _abc.Awaitable[_kvstore_pb2.GetStoreStatusResponse]]:
-        """Says how full the node is. Errors: none beyond the common ones."""
+        """Says how full the node is, and what has happened since its start. Errors: none beyond the common ones."""
 
 def add_KvStoreServiceServicer_to_server(servicer: KvStoreServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

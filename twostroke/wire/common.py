@@ -31,6 +31,7 @@ _PRIORITY = {
 }
 _POLICY = {
     common_pb2.CACHE_POLICY_READ_WRITE: CachePolicy.READ_WRITE,
+    common_pb2.CACHE_POLICY_READ_ONLY: CachePolicy.READ_ONLY,
     common_pb2.CACHE_POLICY_BYPASS: CachePolicy.BYPASS,
 }
 _FINISH = {

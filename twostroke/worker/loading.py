@@ -52,7 +52,8 @@ async def load_prefix(
         worker: whose pages and whose store.
         keys: in prompt order from the first block.
         tokens: how many each block holds.
-        lease: joined by every block that this order reads; None opens one when something is read.
+        lease: joined by every block that this order reads, and its transient blocks are seen; None opens one when
+            something is read.
         deadline: seconds on the loop's clock.
 
     A store in trouble is a shorter prefix, never an error.
@@ -64,7 +65,7 @@ async def load_prefix(
             break
         try:
             # Asking for what is on its way is of no use; and while we ask, another order may have begun.
-            held = 0 if keys[here] in worker.loads else await worker.store.lookup(keys[here:], deadline=deadline)
+            held = 0 if keys[here] in worker.loads else await worker.store.lookup(keys[here:], lease, deadline=deadline)
             if keys[here] not in worker.loads:
                 missing = _Missing(keys[:here], keys[here : here + held], tokens[here:])
                 read = await _load(worker, missing, lease, deadline) if held else None

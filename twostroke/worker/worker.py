@@ -22,6 +22,7 @@ from twostroke.folders import cache_folder
 from twostroke.kv.blocks import BlockStoreClient
 from twostroke.kv.format import KvFormat
 from twostroke.kv.keys import request_root
+from twostroke.kv.refs import Terms
 from twostroke.rpc.server import ServerSettings, told_to_stop
 from twostroke.settings import parse_bytes
 from twostroke.text.bundle import TokenizerBundle
@@ -62,6 +63,10 @@ class Worker:
     def root(self, context: RequestContext) -> bytes:
         """Parent key of a request's first block."""
         return request_root(self.kv_format.digest, context)
+
+    def terms(self, context: RequestContext) -> Terms:
+        """How the store holds what is computed for a request."""
+        return Terms(namespace=context.namespace, transient=not context.cache_policy.stores)
 
     async def until_told(self, server: ServerSettings) -> None:
         """Return when the process is told to stop. Raises Internal when the engine dies first."""

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from twostroke.kv.refs import BlockRef, Lease
+from twostroke.kv.refs import ORDINARY, BlockRef, Lease, Terms
 
 
 @dataclass(slots=True)
 class Tenancy:
-    """The lease that a transfer works under; its first call opens one where there is none.
+    """The lease that a transfer works under, and how what it writes is held.
 
-    The lease is known from then on, also when a later call fails: whoever began the transfer can release it.
+    Its first call opens a lease where there is none. It is known from then on, also when a later call fails: whoever
+    began the transfer can release it.
     """
 
     lease: Lease | None
+    terms: Terms = ORDINARY
 
     @property
     def lease_id(self) -> str:

@@ -47,6 +47,8 @@ class StreamTransport:
                 incarnation=self._calls.node.incarnation,
                 lease_id=tenancy.lease_id,
                 lease_duration=wire.duration_pb(self._calls.lease_seconds),
+                namespace=tenancy.terms.namespace,
+                transient=tenancy.terms.transient,
             )
             for start in range(0, len(missing), _BLOCKS_AT_ONCE):
                 for piece in await asyncio.to_thread(self._pieces, missing[start : start + _BLOCKS_AT_ONCE]):
