@@ -14,6 +14,7 @@ from twostroke.handoff import Admitted, DecodeOrder, Written
 from twostroke.kv.keys import block_keys
 from twostroke.kv.refs import Lease
 from twostroke.telemetry import Span
+from twostroke.types import RequestContext
 from twostroke.worker.loading import Prefix, load_prefix
 from twostroke.worker.worker import Worker
 
@@ -28,10 +29,12 @@ class Admission:
         self._publisher = publisher
         self._recompute_tokens = recompute_tokens
 
-    async def prefetch(self, keys: tuple[bytes, ...], lease: Lease | None, deadline: float | None) -> Prefix:
+    async def prefetch(
+        self, context: RequestContext, keys: tuple[bytes, ...], lease: Lease | None, deadline: float | None
+    ) -> Prefix:
         """Load leading full blocks; answers what is in pages now, without a lease of its own."""
         sizes = [self._worker.kv_format.block_tokens] * len(keys)
-        prefix = await load_prefix(self._worker, keys, sizes, lease, deadline=deadline)
+        prefix = await load_prefix(self._worker, keys, sizes, lease, self._worker.terms(context), deadline=deadline)
         if lease is None and prefix.lease is not None:
             self._worker.store.release(prefix.lease)
         return replace(prefix, lease=lease)
@@ -56,14 +59,15 @@ class Admission:
                 return
 
     async def _load(self, order: DecodeOrder, deadline: float | None) -> Prefix:
+        terms = self._worker.terms(order.context)
         if order.ticket is not None:
             keys = [block.key for block in order.ticket.blocks]
             sizes = [block.tokens for block in order.ticket.blocks]
-            return await load_prefix(self._worker, keys, sizes, order.ticket.lease, deadline=deadline)
+            return await load_prefix(self._worker, keys, sizes, order.ticket.lease, terms, deadline=deadline)
         # Without a ticket the store may still hold most of it: an answer that another worker had begun.
         size = self._worker.kv_format.block_tokens
         keys = block_keys(self._worker.root(order.context), (*order.prompt, *order.emitted)[:-1], size)
-        prefix = await load_prefix(self._worker, keys, [size] * len(keys), None, deadline=deadline)
+        prefix = await load_prefix(self._worker, keys, [size] * len(keys), None, terms, deadline=deadline)
         if prefix.lease is not None:
             self._worker.store.release(prefix.lease)  # the pages hold the blocks now
         return prefix

@@ -63,7 +63,7 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
         deadline = deadline_of(context, asyncio.get_running_loop())
         parent = traceparent_of(context.invocation_metadata())
         with self._telemetry.span("twostroke.prefetch", parent=parent, blocks=len(request.keys)) as span:
-            prefix = await self._admission.prefetch(tuple(request.keys), lease, deadline)
+            prefix = await self._admission.prefetch(wire.context(request.context), tuple(request.keys), lease, deadline)
             span.set(local_blocks=prefix.local, joined_blocks=prefix.joined, loaded_blocks=prefix.loaded)
         return decode_pb2.PrefetchResponse(held_blocks=prefix.blocks)
 

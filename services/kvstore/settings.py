@@ -68,6 +68,7 @@ class DiskSettings:
     )
     disk_queue: int = setting(1_024, help="committed blocks that wait to be copied to disk; more are not copied")
     disk_retry_seconds: float = setting(30.0, help="after a failure of the disk, before it is tried again")
+    disk_read_seconds: float = setting(0.5, help="how long a caller waits for blocks from disk; later ones are misses")
 
     def __post_init__(self) -> None:
         for name in ("disk_bytes", "disk_queue"):
@@ -77,6 +78,8 @@ class DiskSettings:
             raise InvalidSetting("disk_total_bytes", self.disk_total_bytes, "must be at least disk_bytes")
         if self.disk_retry_seconds <= 0:
             raise InvalidSetting("disk_retry_seconds", self.disk_retry_seconds, "must be over 0")
+        if not 0 < self.disk_read_seconds <= 1:
+            raise InvalidSetting("disk_read_seconds", self.disk_read_seconds, "must be over 0 and at most 1")
 
     @property
     def limits(self) -> DiskLimits:
@@ -95,3 +98,4 @@ class KvStoreSettings:
     server: ServerSettings = dataclasses.field(default_factory=ServerSettings)
     telemetry: TelemetrySettings = dataclasses.field(default_factory=TelemetrySettings)
     store: StoreSettings = dataclasses.field(default_factory=StoreSettings)
+    disk: DiskSettings = dataclasses.field(default_factory=DiskSettings)

@@ -15,7 +15,7 @@ from services.kvstore.arena import Arena
 from twostroke.kv.layout import ArenaLayout
 from twostroke.kv.messages import WrittenBlock
 from twostroke.kv.refs import BlockSlot, Reservation
-from twostroke.kv.tiers import Tier
+from twostroke.kv.tiers import Tier, TierStats
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +24,9 @@ BURST = 8  # blocks written before a read gets its turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolStats:
-    """Blocks offered to the tier since the node began, by what became of them."""
+    """How the tier is, and blocks offered to it since the node began, by what became of them."""
 
+    tier: TierStats
     waiting: int
     written: int
     known: int  # on the tier already
@@ -81,6 +82,10 @@ class Spool:
                 self._waiting.append(place)
         self._go_on()
 
+    def holds(self, keys: Iterable[bytes]) -> int:
+        """How many leading keys the tier holds, most likely."""
+        return self._tier.holds(keys)
+
     def fetch(self, reservations: Sequence[Reservation], seconds: float) -> asyncio.Future[list[WrittenBlock]]:
         """Fill reserved slots from the tier, in order, up to the first block that it lost or until time is up.
 
@@ -100,6 +105,7 @@ class Spool:
     def stats(self) -> SpoolStats:
         """Count."""
         return SpoolStats(
+            tier=self._tier.stats(),
             waiting=len(self._waiting),
             written=self._written,
             known=self._known,

@@ -40,7 +40,7 @@ class Handoff:
         keys = block_keys(root, order.prompt[:-1], worker.kv_format.block_tokens)
         sizes = [worker.kv_format.block_tokens] * len(keys)
         with span.child("twostroke.load", blocks=len(keys)) as loading:
-            prefix = await load_prefix(worker, keys, sizes, None, deadline=deadline)
+            prefix = await load_prefix(worker, keys, sizes, None, worker.terms(order.context), deadline=deadline)
             loading.set(local_blocks=prefix.local, joined_blocks=prefix.joined, loaded_blocks=prefix.loaded)
         publication = Publication(worker, prefix.lease, worker.terms(order.context), deadline)
         try:

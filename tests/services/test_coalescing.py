@@ -18,6 +18,7 @@ from twostroke.cluster import Role
 from twostroke.errors import Unavailable
 from twostroke.handoff import DecodeOrder, Handover, PrefillOrder, Ticket, Written
 from twostroke.kv.blocks import TransportChoice
+from twostroke.kv.refs import ORDINARY
 from twostroke.kv.transport.pages import Row
 from twostroke.telemetry import Telemetry
 from twostroke.types import RequestContext, SamplingParams, StopConditions
@@ -165,7 +166,9 @@ async def test_an_order_that_leaves_a_transfer_does_not_end_it_for_the_others(
         keys, tokens = [ref.key for ref in ticket.blocks], [ref.tokens for ref in ticket.blocks]
 
         def load(count: int) -> asyncio.Task[Prefix]:
-            return asyncio.create_task(load_prefix(worker, keys[:count], tokens[:count], None, deadline=soon()))
+            return asyncio.create_task(
+                load_prefix(worker, keys[:count], tokens[:count], None, ORDINARY, deadline=soon())
+            )
 
         first = load(100)
         await asyncio.to_thread(traffic.entered.wait, 30)
@@ -203,9 +206,9 @@ async def test_when_a_transfer_fails_one_that_waited_makes_its_own(
             return write(pages, put)
 
         traffic._write = fail_once
-        first = asyncio.create_task(load_prefix(worker, keys, tokens, ticket.lease, deadline=soon()))
+        first = asyncio.create_task(load_prefix(worker, keys, tokens, ticket.lease, ORDINARY, deadline=soon()))
         await asyncio.to_thread(traffic.entered.wait, 30)
-        second = asyncio.create_task(load_prefix(worker, keys, tokens, ticket.lease, deadline=soon()))
+        second = asyncio.create_task(load_prefix(worker, keys, tokens, ticket.lease, ORDINARY, deadline=soon()))
         await worker.engine.idle()
         traffic.gate.set()
         assert (await first).blocks == 0

@@ -173,7 +173,12 @@ class Processes:
 
 @asynccontextmanager
 async def running(
-    folder: Path, model: Path, *worker: str, every: Sequence[str] = (), router: Sequence[str] = ()
+    folder: Path,
+    model: Path,
+    *worker: str,
+    every: Sequence[str] = (),
+    router: Sequence[str] = (),
+    store: Sequence[str] = (),
 ) -> AsyncIterator[Processes]:
     """Run two workers of each kind inside the block. On leaving, all must drain.
 
@@ -183,10 +188,11 @@ async def running(
         worker: what all workers are told.
         every: what every process is told.
         router: what both routers are told.
+        store: what the store is told.
     """
     # A killed writer's slots come back after the time for a copy, which is long for machines and short for tests.
     arena = ("--arena-bytes", str(64 << 20), "--arena-directory", str(folder), "--reservation-seconds", "1")
-    kvstore = Service("kvstore", *arena, *every)
+    kvstore = Service("kvstore", *arena, *store, *every)
     ledger = folder / "usage.jsonl"
     async with AsyncExitStack() as stack:
         stack.push_async_callback(kvstore.clear)

@@ -11,7 +11,8 @@ import pytest
 
 from twostroke.launcher.backoff import MAX_QUICK_DEATHS, SETTLED_SECONDS, Backoff
 from twostroke.launcher.journal import MAX_FILE_BYTES, Journal, Line
-from twostroke.launcher.plan import Place, Site
+from twostroke.launcher.options import UpOptions
+from twostroke.launcher.plan import Place, Site, plan
 from twostroke.launcher.progress import TROUBLES_SHOWN, Progress
 from twostroke.launcher.supervisor import child_environment
 
@@ -176,3 +177,10 @@ def test_children_get_our_environment_without_our_settings() -> None:
 @pytest.mark.parametrize("line", [Line("a", None, {}), Line("a", "info", {})])
 def test_a_line_without_fields_is_its_event(line: Line) -> None:
     assert str(line) == "a"
+
+
+def test_the_store_is_told_of_a_disk_where_one_is_named(tmp_path: Path) -> None:
+    for options, told in ((UpOptions(), False), (UpOptions(disk_directory=tmp_path, disk_bytes="2GiB"), True)):
+        store = plan(options, SITE)[0].arguments
+        assert ("--disk-directory" in store) is told
+        assert (str(2 << 30) in store) is told

@@ -44,6 +44,10 @@ class UpOptions:
     arena_directory: Path | None = setting(
         None, help="folder of the arena; by default /dev/shm, or a temporary one where that is missing"
     )
+    disk_directory: Path | None = setting(
+        None, help="folder for stored blocks on disk, which survive a restart; without one memory is all there is"
+    )
+    disk_bytes: str = setting("8GiB", help="room on disk for stored blocks, reserved at once")
     drain_seconds: float = setting(20.0, help="how long open answers may go on after Ctrl-C")
     otlp_endpoint: str = setting("", help="OTLP gRPC endpoint for traces, such as http://127.0.0.1:4317; empty is off")
     log_level: str = setting("info", help="debug, info, warning or error")
@@ -66,6 +70,7 @@ class UpOptions:
             raise InvalidSetting("log_level", self.log_level, "must be debug, info, warning or error")
         parse_bytes("kv_bytes", self.kv_bytes)
         parse_bytes("arena_bytes", self.arena_bytes)
+        parse_bytes("disk_bytes", self.disk_bytes)
 
     def _within(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)

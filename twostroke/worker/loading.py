@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from twostroke.errors import TwostrokeError
 from twostroke.kv.blocks import BlockStoreClient, Loaded
-from twostroke.kv.refs import Lease
+from twostroke.kv.refs import Lease, Terms
 from twostroke.rpc.deadline import remaining
 from twostroke.worker.worker import Worker
 
@@ -44,7 +44,13 @@ class Prefix:
 
 
 async def load_prefix(
-    worker: Worker, keys: Sequence[bytes], tokens: Sequence[int], lease: Lease | None, *, deadline: float | None
+    worker: Worker,
+    keys: Sequence[bytes],
+    tokens: Sequence[int],
+    lease: Lease | None,
+    terms: Terms,
+    *,
+    deadline: float | None,
 ) -> Prefix:
     """Bring the longest stored prefix of `keys` into pages.
 
@@ -54,6 +60,7 @@ async def load_prefix(
         tokens: how many each block holds.
         lease: joined by every block that this order reads, and its transient blocks are seen; None opens one when
             something is read.
+        terms: of the request, as the store takes them.
         deadline: seconds on the loop's clock.
 
     A store in trouble is a shorter prefix, never an error.
@@ -67,7 +74,7 @@ async def load_prefix(
             # Asking for what is on its way is of no use; and while we ask, another order may have begun.
             held = 0 if keys[here] in worker.loads else await worker.store.lookup(keys[here:], lease, deadline=deadline)
             if keys[here] not in worker.loads:
-                missing = _Missing(keys[:here], keys[here : here + held], tokens[here:])
+                missing = _Missing(keys[:here], keys[here : here + held], tokens[here:], terms)
                 read = await _load(worker, missing, lease, deadline) if held else None
                 return replace(prefix, loaded=read.blocks, lease=read.lease) if read else prefix
             await worker.loads.ended(keys[here : here + 1], at_most=remaining(deadline, at_most=JOIN_SECONDS))
@@ -85,6 +92,7 @@ class _Missing:
     head: Sequence[bytes]
     keys: Sequence[bytes]
     tokens: Sequence[int]
+    terms: Terms
 
 
 async def _load(worker: Worker, missing: _Missing, lease: Lease | None, deadline: float | None) -> Loaded:
@@ -112,7 +120,7 @@ async def _transfer(worker: Worker, missing: _Missing, lease: Lease | None, dead
     if not pages:
         return Loaded(lease, 0)
     try:
-        read = await store.read_blocks(lease, keys[: len(pages)], pages, deadline=deadline)
+        read = await store.read_blocks(lease, keys[: len(pages)], pages, missing.terms, deadline=deadline)
     except TwostrokeError as error:
         engine.release_pages(pages)
         log.warning("store read failed; computing instead", extra={"reason": error.reason})

@@ -33,9 +33,13 @@ async def scene(folder: Path, seed: int) -> AsyncIterator[Scene]:
     model = tiny_model(folder / "model", layers=4)
     async with (
         Alone.started(model) as alone,
-        running(folder, model, *WORKER, every=EVERY, router=ROUTER) as whole,
+        running(folder, model, *WORKER, every=EVERY, router=ROUTER, store=_disk(folder)) as whole,
     ):
         yield Scene(whole, alone, seed)
+
+
+def _disk(folder: Path) -> tuple[str, ...]:
+    return ("--disk-directory", str(folder / "disk"), "--disk-bytes", str(64 << 20))
 
 
 class Pass:

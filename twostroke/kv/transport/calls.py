@@ -75,6 +75,7 @@ class StoreCalls:
                 lease_id=tenancy.lease_id,
                 lease_duration=wire.duration_pb(self.lease_seconds),
                 keys=keys,
+                namespace=tenancy.terms.namespace,
             )
             response = await self.client.stub.Acquire(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
         tenancy.lease = messages.lease(response.lease_id, response.lease_duration, self.node.incarnation)
