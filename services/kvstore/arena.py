@@ -61,10 +61,14 @@ class Arena:
         start = plan.block_at(slot) + offset
         self._map[start : start + len(data)] = data
 
+    def block(self, plan: ArenaLayout, slot: int) -> memoryview:
+        """A block where it lies, to be read or written there; release it before the arena is closed."""
+        start = plan.block_at(slot)
+        return memoryview(self._map)[start : start + plan.block_bytes]
+
     def checksum(self, plan: ArenaLayout, slot: int) -> int:
         """xxh3-64 of a block."""
-        start = plan.block_at(slot)
-        with memoryview(self._map) as whole, whole[start : start + plan.block_bytes] as block:
+        with self.block(plan, slot) as block:
             return xxhash.xxh3_64_intdigest(block)
 
     def writer_lives(self, writer: str) -> bool:
