@@ -97,8 +97,10 @@ class DataPlane:
 async def serving_data(settings: DataSettings, sender: Sender) -> AsyncIterator[DataPlane]:
     """Serve the data plane inside the block. Raises Unavailable, when the address cannot be bound."""
     host, _, port = settings.data_listen.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host.strip("[]"), int(port)), backlog=BACKLOG)
+        listener = socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
     except OSError as error:
         raise Unavailable(f"cannot listen on {settings.data_listen}: {error.strerror}") from error
     listener.setblocking(False)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
-import threading
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.peers import LARGE, Source, asked, sourcing
+from services.kvstore.dataplane import serving_data
+from services.kvstore.sending import Sender
+from services.kvstore.settings import DataSettings
+from tests.support.peers import LARGE, Source, asked, held, sourcing
 from tests.support.stores import WAIT_SECONDS, eventually
+from twostroke.errors import Unavailable
 from twostroke.kv.transport import frames
 from twostroke.kv.transport.frames import Code, Status, Trailer
+from twostroke.kv.transport.peer import Offer
+from twostroke.settings import InvalidSetting
 
 
 @asynccontextmanager
@@ -149,6 +153,29 @@ async def test_one_connection_too_many_is_told_so_and_closed_and_a_place_that_is
             assert (await status(reader)).code is Code.OK
 
 
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0"])
+async def test_an_address_is_told_as_it_is_or_as_the_operator_says(tmp_path: Path, listen: str) -> None:
+    async with sourcing(tmp_path, listen=listen) as source:
+        async with connected(source) as (reader, _):
+            assert (await status(reader)).code is Code.OK
+        taken = DataSettings(data_listen=source.plane.offer.address.decode())
+        with pytest.raises(Unavailable, match="cannot listen"):
+            async with serving_data(taken, Sender(source.store.node.blocks, source.key, 1.0, 1.0)):
+                pass
+    async with sourcing(tmp_path, listen=listen, advertise="node-1:7000") as source:
+        assert source.plane.offer == Offer("tcp", b"node-1:7000")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"listen": "7000"}, {"advertise": "node"}, {"connections": 0}, {"idle_seconds": 0.0}, {"send_seconds": -1.0}],
+)
+def test_settings_that_cannot_be_kept_are_refused_by_name(told: dict[str, object]) -> None:
+    (name,) = told
+    with pytest.raises(InvalidSetting, match=f"--data-{name}".replace("_", "-")):
+        DataSettings(**{f"data_{name}": told[name]})  # type: ignore[arg-type]
+
+
 async def test_a_silent_connection_is_closed(tmp_path: Path) -> None:
     async with sourcing(tmp_path, idle_seconds=0.05) as source, connected(source) as (reader, writer):
         await status(reader)
@@ -179,9 +206,6 @@ async def test_closing_ends_a_send_that_nobody_reads(tmp_path: Path) -> None:
 
 
 async def test_a_thousand_connections_leave_no_descriptor_and_no_thread(tmp_path: Path) -> None:
-    def held() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
-
     before = held()
     async with sourcing(tmp_path, connections=8) as source:
         grant, blocks = source.holding(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -22,6 +23,7 @@ from twostroke.kv.refs import BlockSlot
 from twostroke.kv.transport import frames
 from twostroke.kv.transport.frames import Names
 from twostroke.kv.transport.peer import Grant, Offer
+from twostroke.kv.transport.tcp import TcpLimits, TcpTransport
 
 LARGE = dataclasses.replace(KV_FORMAT, head_dim=1 << 16)  # 8 MiB a block: more than sockets buffer
 NAMESPACE = "tenant"
@@ -45,20 +47,16 @@ class Source:
         return Offer("grpc", self.store.address.encode())
 
     def holding(self, *names: int, tokens: int = 16) -> tuple[Grant, list[BlockSlot]]:
-        """Store blocks (`content`) and lease them to a reader."""
-        blocks = self.store.blocks
+        """Store blocks (`content`), unless they are, and lease them to a reader."""
+        blocks, keys = self.store.blocks, [key(name) for name in names]
         lease = blocks.lease("", 10.0)
-        reserved = blocks.reserve(lease, blocks.arena.incarnation, [key(name) for name in names])
-        rows = pages(len(names), self.store.node.format or KV_FORMAT)
-        written = []
-        for each, row in zip(reserved.slots, rows, strict=True):
-            blocks.arena.write(blocks.layout, each.slot, 0, row.tobytes())
+        content = dict(zip(keys, self.content(len(names)), strict=True))
+        for each in blocks.reserve(lease, blocks.arena.incarnation, keys).slots:
+            blocks.arena.write(blocks.layout, each.slot, 0, content[each.key])
             checksum = blocks.arena.checksum(blocks.layout, each.slot) if blocks.layout.checksums else None
-            written.append(WrittenBlock(each.written(tokens), checksum))
-        blocks.commit(lease.id, written)
-        names_of_lease = {"incarnation": lease.incarnation, "lease_id": lease.id, "namespace": NAMESPACE}
-        grant = Grant(lease, NAMESPACE, proof.sign(self.key, **names_of_lease))
-        return grant, [each.place for each in written]
+            blocks.commit(lease.id, [WrittenBlock(each.written(tokens), checksum)])
+        signed = proof.sign(self.key, incarnation=lease.incarnation, lease_id=lease.id, namespace=NAMESPACE)
+        return Grant(lease, NAMESPACE, signed), blocks.acquire(lease, keys)
 
     def content(self, count: int) -> list[bytes]:
         """What `holding` stored."""
@@ -89,6 +87,16 @@ async def sourcing(
         sender = Sender(store.node.blocks, key, settings.data_idle_seconds, settings.data_send_seconds)
         async with serving_data(settings, sender) as plane:
             yield Source(store, plane, key)
+
+
+@asynccontextmanager
+async def reading(offer: Offer, **limits: object) -> AsyncIterator[TcpTransport]:
+    """Read over TCP; `limits` as in TcpLimits."""
+    transport = TcpTransport(offer, TcpLimits(**limits))  # type: ignore[arg-type]
+    try:
+        yield transport
+    finally:
+        await transport.close()
 
 
 def asked(grant: Grant, blocks: Sequence[BlockSlot]) -> bytes:
@@ -154,6 +162,7 @@ class Relay:
                     self.held.set()
                     self.go.wait(WAIT_SECONDS)
         shut(reader)
+        source.close()  # with bytes that were not read: a source that still sends learns of it
 
     def _most(self, passed: int) -> int:
         if self._hold_at is not None and passed < self._hold_at:
@@ -176,6 +185,11 @@ def relayed(offer: Offer, *, hold_at: int | None = None, flip_at: int | None = N
             shut(listener)
             thread.join(WAIT_SECONDS)
             relay.join()
+
+
+def held() -> tuple[int, int]:
+    """Descriptors and threads of this process."""
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
 def shut(connected: socket.socket) -> None:
