@@ -86,10 +86,10 @@ class DataPlane:
     def _ended(self, task: asyncio.Future[Code]) -> None:
         self._open.pop(task).close()
         error = task.exception()
-        if error is None and (code := task.result()) is not Code.OK:
-            self.refused[code] += 1
-            log.info("refused a peer", extra={"code": code.name})
-        elif error is not None and not isinstance(error, OSError):  # peers leave, and are slow: that is their business
+        if error is None:
+            self.refused[task.result()] += 1
+            log.info("refused a peer", extra={"code": task.result().name})
+        elif not isinstance(error, OSError):  # peers leave, and are slow: that is their business
             log.error("sending failed", exc_info=error)
 
 

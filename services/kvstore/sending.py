@@ -51,9 +51,9 @@ class Sender:
     send_seconds: float
 
     def serve(self, connection: socket.socket) -> Code:
-        """Answer requests until the peer leaves (OK), or is refused; the caller closes.
+        """Answer requests until one is refused; answers why. The caller closes.
 
-        Raises: OSError, when the connection fails, is too slow or is silent for too long.
+        Raises: OSError, when the peer leaves, is too slow or is silent for too long.
         """
         peer = TimedSocket(connection)
         peer.send([Status(Code.OK).pack()], self.send_seconds)
