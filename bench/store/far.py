@@ -20,8 +20,8 @@ import grpc
 import uvloop
 
 from bench.store.ground import BLOCK_BYTES, BLOCKS
-from bench.store.ours import LEASE_SECONDS
 from bench.store.others import RAW_REQUEST
+from bench.store.ours import LEASE_SECONDS
 from services.kvstore.arena import default_directory, open_arena
 from services.kvstore.dataplane import serving_data
 from services.kvstore.node import Node
@@ -40,7 +40,7 @@ SLOTS = BLOCKS + 8
 class Bare(KvStoreServiceServicer):
     """Answers a lookup without looking."""
 
-    async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
+    async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:  # noqa: ARG002
         """Say one."""
         return pb.LookupResponse(held=1)
 

@@ -81,32 +81,47 @@ class Client:
 
 
 class Disk:
-    """The disk tier alone: what the kernel has not written yet lies in its page cache, and is read from there."""
+    """The disk tier alone: what the kernel has not written yet lies in its page cache, and is read from there.
+
+    Puts and gets go to a tier each: a second chance for whatever was read would let puts push out what is new.
+    """
 
     def __init__(self, folder: Path, ground: Ground) -> None:
         limits = DiskLimits(bytes=DISK_BYTES, total_bytes=2 * DISK_BYTES, retry_seconds=LEASE_SECONDS)
-        self.tier = DiskTier(folder, KV_FORMAT, limits)
+        self._puts, self._gets = (DiskTier(folder / name, KV_FORMAT, limits) for name in ("puts", "gets"))
         self._ground = ground
-        self._keys = [b""] * BLOCKS
+        self._keys = [secrets.token_bytes(16) for _ in range(BLOCKS)]
+
+    def open(self) -> None:
+        """Write what gets read."""
+        for tier in (self._puts, self._gets):
+            tier.open()
+        self._write(self._gets, range(BLOCKS), self._keys)
+
+    def close(self) -> None:
+        """Close both."""
+        for tier in (self._puts, self._gets):
+            tier.close()
 
     async def put(self, span: range) -> float:
         """Write pages as new blocks."""
         keys = [secrets.token_bytes(16) for _ in span]
         began = time.perf_counter()
-        for page, key in zip(span, keys, strict=True):
-            if not self.tier.write(key, TOKENS, self._ground.source[page].data, lambda _: True):
-                raise NotMoved("the disk takes no block")
-        seconds = time.perf_counter() - began
-        self._keys[span.start : span.stop] = keys
-        return seconds
+        self._write(self._puts, span, keys)
+        return time.perf_counter() - began
 
     async def get(self, span: range) -> float:
         """Read held blocks."""
         began = time.perf_counter()
         for page in span:
-            if self.tier.read(self._keys[page], self._ground.target[page].data) is None:
+            if self._gets.read(self._keys[page], self._ground.target[page].data) is None:
                 raise NotMoved("the disk has lost a block")
         return time.perf_counter() - began
+
+    def _write(self, tier: DiskTier, span: range, keys: list[bytes]) -> None:
+        for page, key in zip(span, keys, strict=True):
+            if not tier.write(key, TOKENS, self._ground.source[page].data, lambda _: True):
+                raise NotMoved("the disk takes no block")
 
 
 class Peer:
