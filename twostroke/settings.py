@@ -2,7 +2,7 @@
 
 Each field is also a flag (`--drain-seconds 5`) and a variable (`TWOSTROKE_DRAIN_SECONDS=5`); a flag wins. Nested
 settings are flat to the user. Unknown flags and TWOSTROKE_ variables are errors that name the nearest known one;
-TWOSTROKE_CACHE is no setting but the same for all processes.
+TWOSTROKE_CACHE is no setting but the same for all processes, and TWOSTROKE_API_KEY is a client's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from twostroke.access.bearer import API_KEY_VARIABLE
 from twostroke.folders import CACHE_VARIABLE
 
 PREFIX = "TWOSTROKE_"
@@ -127,7 +128,7 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, field: dataclasses.Fie
 def _from_environment(fields: Mapping[str, dataclasses.Field[Any]], environ: Mapping[str, str]) -> dict[str, object]:
     told: dict[str, object] = {}
     for variable, raw in environ.items():
-        if not variable.startswith(PREFIX) or variable == CACHE_VARIABLE:
+        if not variable.startswith(PREFIX) or variable in (CACHE_VARIABLE, API_KEY_VARIABLE):
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in fields:

@@ -109,7 +109,7 @@ async def _answers(ground: Ground, port: int) -> None:
 
 async def _load(ground: Ground, port: int) -> None:
     """Time to the first token, and tokens a second of several streams."""
-    prompts, new = Prompts(seed=7), ground.size(128, 24)
+    prompts, new = Prompts(seed=7), 128  # so long that streams run together, however they start
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
         target = Target(session=session, model="default")
         await target.answer(prompts.take(16), 4)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from services.decode.publisher import Publisher
+from twostroke.engine.outputs import StepOutput
 from twostroke.engine.sequence import EngineRequest
 from twostroke.errors import BlocksMissing
 from twostroke.handoff import Admitted, DecodeOrder, Written
 from twostroke.kv.keys import block_keys
 from twostroke.kv.refs import Lease
 from twostroke.telemetry import Span
+from twostroke.types import RequestContext
 from twostroke.worker.loading import Prefix, load_prefix
 from twostroke.worker.worker import Worker
 
@@ -26,13 +29,15 @@ class Admission:
         self._publisher = publisher
         self._recompute_tokens = recompute_tokens
 
-    async def prefetch(self, keys: tuple[bytes, ...], lease: Lease | None, deadline: float | None) -> int:
-        """Load leading full blocks; answers how many are in pages now."""
+    async def prefetch(
+        self, context: RequestContext, keys: tuple[bytes, ...], lease: Lease | None, deadline: float | None
+    ) -> Prefix:
+        """Load leading full blocks; answers what is in pages now, without a lease of its own."""
         sizes = [self._worker.kv_format.block_tokens] * len(keys)
-        prefix = await load_prefix(self._worker, keys, sizes, lease, deadline=deadline)
+        prefix = await load_prefix(self._worker, keys, sizes, lease, self._worker.terms(context), deadline=deadline)
         if lease is None and prefix.lease is not None:
             self._worker.store.release(prefix.lease)
-        return prefix.local + prefix.loaded
+        return replace(prefix, lease=lease)
 
     async def run(self, order: DecodeOrder, deadline: float | None, span: Span) -> AsyncGenerator[Written, None]:
         """Yield the tokens of one choice. Leaving, for any reason, frees everything of the sequence.
@@ -42,26 +47,27 @@ class Admission:
         for load in range(1, LOADS + 1):
             with span.child("twostroke.load", blocks=len(order.ticket.blocks) if order.ticket else 0) as loading:
                 prefix = await self._load(order, deadline)
-                loading.set(local_blocks=prefix.local, loaded_blocks=prefix.loaded)
+                loading.set(local_blocks=prefix.local, joined_blocks=prefix.joined, loaded_blocks=prefix.loaded)
             try:
                 async with aclosing(self._step(order, prefix, span)) as steps:
                     async for written in steps:
                         yield written
             except BlocksMissing:
-                if load == LOADS or not prefix.loaded:
+                if load == LOADS or not prefix.blocks:
                     raise
             else:
                 return
 
     async def _load(self, order: DecodeOrder, deadline: float | None) -> Prefix:
+        terms = self._worker.terms(order.context)
         if order.ticket is not None:
             keys = [block.key for block in order.ticket.blocks]
             sizes = [block.tokens for block in order.ticket.blocks]
-            return await load_prefix(self._worker, keys, sizes, order.ticket.lease, deadline=deadline)
+            return await load_prefix(self._worker, keys, sizes, order.ticket.lease, terms, deadline=deadline)
         # Without a ticket the store may still hold most of it: an answer that another worker had begun.
         size = self._worker.kv_format.block_tokens
         keys = block_keys(self._worker.root(order.context), (*order.prompt, *order.emitted)[:-1], size)
-        prefix = await load_prefix(self._worker, keys, [size] * len(keys), None, deadline=deadline)
+        prefix = await load_prefix(self._worker, keys, [size] * len(keys), None, terms, deadline=deadline)
         if prefix.lease is not None:
             self._worker.store.release(prefix.lease)  # the pages hold the blocks now
         return prefix
@@ -87,12 +93,15 @@ class Admission:
                 async for output in outputs:
                     news = None
                     if admitted is None:
-                        news = admitted = self._admitted(order, prefix, output.cached)
+                        news = admitted = self._admitted(order, prefix, output)
                         steps.set(cached_tokens=output.cached, computed_tokens=admitted.computed)
                     self._worker.engine.release_pages([block.page for block in output.filled if block.index < stored])
                     self._publisher.offer([block for block in output.filled if block.index >= stored], terms)
                     yield Written(tokens=output.tokens, finish=output.finish, admitted=news)
 
-    def _admitted(self, order: DecodeOrder, prefix: Prefix, cached: int) -> Admitted:
-        store = min(prefix.loaded * self._worker.kv_format.block_tokens, cached)
-        return Admitted(local=cached - store, store=store, computed=len(order.prompt) - min(cached, len(order.prompt)))
+    def _admitted(self, order: DecodeOrder, prefix: Prefix, output: StepOutput) -> Admitted:
+        """Where the prompt's keys and values came from; of an order that was at its end already, nothing ran."""
+        cached, prompt = output.cached, len(order.prompt)
+        store = min(prefix.stored * self._worker.kv_format.block_tokens, cached)
+        computed = prompt - min(cached, prompt) if output.computed else 0
+        return Admitted(local=cached - store, store=store, computed=computed)

@@ -23,6 +23,7 @@ class Publisher:
         self._worker = worker
         self._limit = limit
         self._waiting: dict[Terms, list[FilledBlock]] = {}
+        self._held = 0  # waiting, and being written
         self._wake = asyncio.Event()
 
     @classmethod
@@ -41,13 +42,15 @@ class Publisher:
 
     def offer(self, blocks: Sequence[FilledBlock], terms: Terms) -> None:
         """Take over lent blocks, to be published on these terms and given back."""
-        room = max(0, self._limit - sum(map(len, self._waiting.values())))
+        room = max(0, self._limit - self._held)
+        self._held += len(blocks)
         self._give_back(blocks[room:])
         if blocks[:room]:
             self._waiting.setdefault(terms, []).extend(blocks[:room])
             self._wake.set()
 
     def _give_back(self, blocks: Sequence[FilledBlock]) -> None:
+        self._held -= len(blocks)
         self._worker.engine.release_pages([block.page for block in blocks])
 
     async def _run(self) -> None:

@@ -62,9 +62,10 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
         lease = handoff.lease(request.lease) if request.lease.id else None
         deadline = deadline_of(context, asyncio.get_running_loop())
         parent = traceparent_of(context.invocation_metadata())
-        with self._telemetry.span("twostroke.prefetch", parent=parent, blocks=len(request.keys)):
-            held = await self._admission.prefetch(tuple(request.keys), lease, deadline)
-        return decode_pb2.PrefetchResponse(held_blocks=held)
+        with self._telemetry.span("twostroke.prefetch", parent=parent, blocks=len(request.keys)) as span:
+            prefix = await self._admission.prefetch(wire.context(request.context), tuple(request.keys), lease, deadline)
+            span.set(local_blocks=prefix.local, joined_blocks=prefix.joined, loaded_blocks=prefix.loaded)
+        return decode_pb2.PrefetchResponse(held_blocks=prefix.blocks)
 
     def _order(self, request: decode_pb2.DecodeRequest) -> DecodeOrder:
         order = handoff.decode_order(request)

@@ -63,9 +63,15 @@ class Arena:
 
     def checksum(self, plan: ArenaLayout, slot: int) -> int:
         """xxh3-64 of a block."""
+        with self.block(plan, slot) as block:
+            return xxhash.xxh3_64_intdigest(block)
+
+    @contextmanager
+    def block(self, plan: ArenaLayout, slot: int) -> Iterator[memoryview]:
+        """The bytes of a block themselves, uint8 [block_bytes], inside the `with`: the arena cannot be closed there."""
         start = plan.block_at(slot)
         with memoryview(self._map) as whole, whole[start : start + plan.block_bytes] as block:
-            return xxhash.xxh3_64_intdigest(block)
+            yield block
 
     def writer_lives(self, writer: str) -> bool:
         """Whether the writer still holds its lock."""

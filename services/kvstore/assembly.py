@@ -25,7 +25,7 @@ async def assembled(settings: KvStoreSettings) -> AsyncIterator[tuple[Server, No
     """Serve inside the block; leaving it drains and removes the arena."""
     directory = settings.store.arena_directory or default_directory()
     with open_arena(directory, secrets.token_hex(8), settings.store.arena_bytes) as arena:
-        node = Node(arena, settings.store)
+        node = Node(arena, settings.store, settings.disk)
         watching = asyncio.create_task(node.watch(), name="expiry")
         watching.add_done_callback(_end_with)
         try:
@@ -34,6 +34,7 @@ async def assembled(settings: KvStoreSettings) -> AsyncIterator[tuple[Server, No
         finally:
             watching.cancel()
             await asyncio.wait({watching})
+            await node.close()
 
 
 def _end_with(watching: asyncio.Task[None]) -> None:

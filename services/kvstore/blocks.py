@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 
 from services.kvstore.arena import Arena
+from services.kvstore.spool import Spool
 from twostroke.errors import InvalidRequest, NotFound
 from twostroke.kv.layout import ArenaLayout
 from twostroke.kv.limits import StoreLimits, StoreStats
@@ -27,9 +28,17 @@ class Blocks:
     What ends by time has ended for every call from its deadline on, whether or not `watch` has run by then.
     """
 
-    def __init__(self, arena: Arena, layout: ArenaLayout, limits: StoreLimits, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        layout: ArenaLayout,
+        limits: StoreLimits,
+        clock: Callable[[], float],
+        spool: Spool | None = None,
+    ) -> None:
         self.arena = arena
         self.layout = layout
+        self._spool = spool
         self._store = BlockStore(layout.slots, limits)
         self._clock = clock
         self._sooner = asyncio.Event()  # something ends before `watch` would wake
@@ -66,6 +75,14 @@ class Blocks:
         """How many leading keys are held, as seen under a lease."""
         self._advance()
         return self._store.lookup(keys, lease_id)
+
+    def reachable(self, keys: Sequence[bytes], lease_id: str = "") -> int:
+        """How many leading keys are held in the arena, as seen under a lease, or by the tier below it."""
+        count = self.lookup(keys, lease_id)
+        while self._spool and (below := self._spool.holds(keys[count:])):
+            count += below
+            count += self.lookup(keys[count:], lease_id)
+        return count
 
     async def held_within(self, seconds: float, keys: Sequence[bytes]) -> int:
         """Wait until all keys are held, or nothing more is to be expected; answers how many leading ones are.
@@ -119,6 +136,8 @@ class Blocks:
         checksums = {block.place: block.checksum for block in blocks}
         for place in committed.published:
             self.arena.publish(self.layout, place, checksums[place])
+        if self._spool:  # what only its leases see is not kept beyond them
+            self._spool.offer(place for place in committed.published if self._store.lookup([place.block.key]))
         return committed.leased
 
     def abandon(self, reservations: Iterable[Reservation]) -> None:

@@ -9,14 +9,18 @@ from collections.abc import Callable
 
 from services.kvstore.arena import Arena
 from services.kvstore.blocks import Blocks
-from services.kvstore.settings import StoreSettings
+from services.kvstore.promotion import Promotion
+from services.kvstore.settings import DiskSettings, StoreSettings
+from services.kvstore.spool import Spool, SpoolStats
 from twostroke.errors import InvalidRequest, WorkerLost
 from twostroke.kv.format import ELEMENT_BYTES, KvFormat
-from twostroke.kv.layout import Attachment, has_total_store_order
+from twostroke.kv.layout import ArenaLayout, Attachment, has_total_store_order
 from twostroke.kv.limits import StoreLimits, StoreStats
+from twostroke.kv.tiers.disk import DiskTier
 
 log = logging.getLogger(__name__)
 
+CLOSE_SECONDS = 5.0  # for blocks that wait to be written to disk
 MAX_DIMENSION = 1 << 16
 _DIMENSIONS = ("layers", "kv_heads", "head_dim", "block_tokens")
 
@@ -28,10 +32,20 @@ class Node:
         clock: seconds that never run backwards.
     """
 
-    def __init__(self, arena: Arena, settings: StoreSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        settings: StoreSettings,
+        disk: DiskSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.format: KvFormat | None = None
+        self.promotion: Promotion | None = None  # where there is a disk
         self._arena = arena
         self._settings = settings
+        self._disk = disk or DiskSettings()
+        self._spool: Spool | None = None
         self._clock = clock
         self._blocks: Blocks | None = None
         self._cut = asyncio.Event()
@@ -79,6 +93,16 @@ class Node:
         """How full the node is."""
         return self._blocks.stats() if self._blocks else StoreStats()
 
+    def disk_stats(self) -> tuple[SpoolStats, int] | None:
+        """How the disk is, and how many blocks were promoted; None without one."""
+        return (self._spool.stats(), self.promotion.promoted) if self._spool and self.promotion else None
+
+    async def close(self) -> None:
+        """Write to disk what waits for it, for a bounded time; the arena is still open."""
+        if self._spool and self.promotion:
+            await self.promotion.close()
+            await self._spool.close(CLOSE_SECONDS)
+
     async def watch(self) -> None:
         """Give back what ends by time or with its writer, until cancelled."""
         await self._cut.wait()
@@ -99,13 +123,23 @@ class Node:
             keep_seconds=settings.max_keep_seconds,
             waiting=settings.max_waiting_calls,
         )
-        self._blocks = Blocks(self._arena, layout, limits, self._clock)
+        self._spool = self._spool_for(kv_format, layout)
+        self._blocks = Blocks(self._arena, layout, limits, self._clock, self._spool)
+        if self._spool:
+            self.promotion = Promotion(self._blocks, self._spool, self._disk.disk_read_seconds)
         self.format = kv_format
         self._cut.set()
         log.info(
             "cut the arena", extra={"slots": layout.slots, "block_bytes": layout.block_bytes, "model": kv_format.model}
         )
         return self._blocks
+
+    def _spool_for(self, kv_format: KvFormat, layout: ArenaLayout) -> Spool | None:
+        directory = self._disk.disk_directory
+        if directory is None:
+            return None
+        tier = DiskTier(directory, kv_format, self._disk.limits, clock=self._clock)
+        return Spool(self._arena, layout, tier, queue=self._disk.disk_queue, clock=self._clock)
 
 
 def _check(kv_format: KvFormat) -> None:

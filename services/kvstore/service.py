@@ -9,6 +9,7 @@ import grpc
 
 from services.kvstore.blocks import Blocks
 from services.kvstore.node import Node
+from services.kvstore.spool import SpoolStats
 from services.kvstore.streams import Incoming, Piece, Seal, outgoing, receiving
 from twostroke.errors import InvalidRequest
 from twostroke.kv import messages
@@ -38,7 +39,7 @@ class KvStoreService(KvStoreServiceServicer):
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
         """Count leading keys that are held."""
         blocks = self._blocks(request.incarnation, request.keys)
-        return pb.LookupResponse(held=blocks.lookup(request.keys, request.lease_id))
+        return pb.LookupResponse(held=blocks.reachable(request.keys, request.lease_id))
 
     async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitResponse:
         """Wait until blocks are held."""
@@ -79,6 +80,10 @@ class KvStoreService(KvStoreServiceServicer):
         blocks = self._blocks(request.incarnation, request.keys)
         lease = blocks.lease(request.lease_id, messages.lease_seconds(request.lease_duration))
         places = blocks.acquire(lease, request.keys)
+        if self._node.promotion and len(places) < len(request.keys):
+            namespace = messages.namespace(request.namespace)
+            await self._node.promotion.promote(lease, request.keys[len(places) :], namespace)
+            places = blocks.acquire(lease, request.keys)
         return pb.AcquireResponse(
             lease_id=lease.id,
             lease_duration=duration_pb(lease.seconds),
@@ -139,7 +144,13 @@ class KvStoreService(KvStoreServiceServicer):
     async def GetStatus(self, request: pb.GetStoreStatusRequest, context: Context) -> pb.GetStoreStatusResponse:
         """Say how full the node is."""
         kv = self._node.format
-        return messages.status_pb(self._node.incarnation, kv_format_pb(kv) if kv else None, self._node.stats())
+        disk = self._node.disk_stats()
+        return messages.status_pb(
+            self._node.incarnation,
+            kv_format_pb(kv) if kv else None,
+            self._node.stats(),
+            _disk_pb(*disk) if disk else None,
+        )
 
     def _blocks(self, incarnation: str, keys: Sequence[bytes] = ()) -> Blocks:
         """The blocks of this life of the node, for a call with well-formed keys."""
@@ -164,6 +175,20 @@ def _require_deadline(context: Context) -> None:
     """A stream without an end could hold slots for ever."""
     if context.time_remaining() is None:
         raise InvalidRequest("a stream of blocks needs a deadline", field="deadline")
+
+
+def _disk_pb(spool: SpoolStats, promoted: int) -> pb.DiskStatus:
+    return pb.DiskStatus(
+        on=spool.tier.on,
+        slots=spool.tier.slots,
+        blocks=spool.tier.blocks,
+        waiting=spool.waiting,
+        failures=spool.tier.failures,
+        damaged=spool.tier.damaged,
+        written=spool.written,
+        promoted=promoted,
+        dropped=spool.dropped + spool.evicted + spool.refused,
+    )
 
 
 def _piece_pb(piece: Piece) -> pb.ReadResponse:

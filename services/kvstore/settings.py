@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from twostroke.kv.tiers.disk import DiskLimits
 from twostroke.rpc.server import ServerSettings
 from twostroke.settings import InvalidSetting, setting
 from twostroke.telemetry import TelemetrySettings
@@ -53,9 +54,48 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSettings:
+    """The disk tier: where blocks go that the arena has no room for, to be found again after a restart."""
+
+    disk_directory: Path | None = setting(
+        None, help="folder for blocks on a local disk, made if it is missing; without one the arena stands alone"
+    )
+    disk_bytes: int = setting(8 << 30, help="room on disk for the blocks of one format, reserved at once")
+    disk_total_bytes: int | None = setting(
+        None,
+        help="room on disk for all formats; the least recently used others are removed at start; twice disk_bytes "
+        "by default, so that blocks of the model before this one stay for a return",
+    )
+    disk_queue: int = setting(1_024, help="committed blocks that wait to be copied to disk; more are not copied")
+    disk_retry_seconds: float = setting(30.0, help="after a failure of the disk, before it is tried again")
+    disk_read_seconds: float = setting(0.5, help="how long a caller waits for blocks from disk; later ones are misses")
+
+    def __post_init__(self) -> None:
+        for name in ("disk_bytes", "disk_queue"):
+            if getattr(self, name) < 1:
+                raise InvalidSetting(name, getattr(self, name), "must be at least 1")
+        if self.disk_total_bytes is not None and self.disk_total_bytes < self.disk_bytes:
+            raise InvalidSetting("disk_total_bytes", self.disk_total_bytes, "must be at least disk_bytes")
+        if self.disk_retry_seconds <= 0:
+            raise InvalidSetting("disk_retry_seconds", self.disk_retry_seconds, "must be over 0")
+        if not 0 < self.disk_read_seconds <= 1:
+            raise InvalidSetting("disk_read_seconds", self.disk_read_seconds, "must be over 0 and at most 1")
+
+    @property
+    def limits(self) -> DiskLimits:
+        """As the tier takes them."""
+        return DiskLimits(
+            bytes=self.disk_bytes,
+            total_bytes=self.disk_total_bytes or 2 * self.disk_bytes,
+            retry_seconds=self.disk_retry_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvStoreSettings:
     """A KV store node: holds blocks of attention keys and values for the workers of one host."""
 
     server: ServerSettings = dataclasses.field(default_factory=ServerSettings)
     telemetry: TelemetrySettings = dataclasses.field(default_factory=TelemetrySettings)
     store: StoreSettings = dataclasses.field(default_factory=StoreSettings)
+    disk: DiskSettings = dataclasses.field(default_factory=DiskSettings)

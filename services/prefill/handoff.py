@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from itertools import takewhile
 
 from twostroke.engine.outputs import FilledBlock, StepOutput
 from twostroke.engine.sequence import EngineRequest
@@ -12,6 +13,7 @@ from twostroke.errors import TwostrokeError
 from twostroke.handoff import First, Handover, PrefillOrder, Progress, Ticket
 from twostroke.kv.keys import block_keys
 from twostroke.kv.refs import BlockRef, Lease, Terms
+from twostroke.rpc.deadline import remaining
 from twostroke.telemetry import Span
 from twostroke.types import CachedTokens
 from twostroke.worker.loading import Prefix, load_prefix
@@ -20,6 +22,7 @@ from twostroke.worker.worker import Worker
 
 log = logging.getLogger(__name__)
 PULSE_SECONDS = 10.0  # at most; a third of the lease where that is shorter
+WRITER_SECONDS = 1.0  # for a block that another publication is writing: two calls and a copy
 
 
 class Handoff:
@@ -37,8 +40,8 @@ class Handoff:
         keys = block_keys(root, order.prompt[:-1], worker.kv_format.block_tokens)
         sizes = [worker.kv_format.block_tokens] * len(keys)
         with span.child("twostroke.load", blocks=len(keys)) as loading:
-            prefix = await load_prefix(worker, keys, sizes, None, deadline=deadline)
-            loading.set(local_blocks=prefix.local, loaded_blocks=prefix.loaded)
+            prefix = await load_prefix(worker, keys, sizes, None, worker.terms(order.context), deadline=deadline)
+            loading.set(local_blocks=prefix.local, joined_blocks=prefix.joined, loaded_blocks=prefix.loaded)
         publication = Publication(worker, prefix.lease, worker.terms(order.context), deadline)
         try:
             async with aclosing(self._compute(order, root, prefix, publication, span)) as events:
@@ -79,7 +82,7 @@ class Handoff:
                     yield publication.progress()
 
     def _first(self, output: StepOutput, prefix: Prefix) -> First:
-        store = min(prefix.loaded * self._worker.kv_format.block_tokens, output.cached)
+        store = min(prefix.stored * self._worker.kv_format.block_tokens, output.cached)
         cached = CachedTokens(local=output.cached - store, store=store)
         return First(tuple(zip(output.tokens, output.choices, strict=True)), cached)
 
@@ -108,36 +111,50 @@ class Publication:
     async def publish(self, computed: int) -> None:
         """Copy what is owed to the store, lease it, and give the pages back.
 
-        A block that finds no room ends the publication: a ticket has no gaps, the rest is computed again.
+        A block that finds no room, or whose other writer is too slow, ends the publication: a ticket has no gaps, the
+        rest is computed again.
         """
         self._computed = computed
         blocks, self._owed = self._owed, []
         try:
             if blocks and self._complete:
-                await self._write(blocks)
+                self._complete = await self._write(blocks)
             else:
                 await self.keep()
         finally:
             self._worker.engine.release_pages([block.page for block in blocks])
 
-    async def _write(self, blocks: Sequence[FilledBlock]) -> None:
-        named = [(block.key, block.tokens) for block in blocks]
-        pages = [block.page for block in blocks]
+    async def _write(self, blocks: Sequence[FilledBlock]) -> bool:
+        """Write blocks, or lease what others have written; answers whether the lease keeps all of them.
+
+        Whoever reserved a block first writes it. Others wait, then lease it; or write it, where that came to nothing.
+        """
         try:
-            written = await self._worker.store.write_blocks(
-                self._lease, named, pages, self._terms, deadline=self._deadline
-            )
+            await self._others_ended(blocks)
+            missing = await self._write_once(blocks)
+            if missing and await self._others_ended(missing):
+                missing = await self._write_once(missing)
         except TwostrokeError as error:
             log.warning("publishing failed; the ticket will name fewer blocks", extra={"reason": error.reason})
-            self._complete = False
-            return
+            return False
+        return not missing
+
+    async def _others_ended(self, blocks: Sequence[FilledBlock]) -> bool:
+        """Wait briefly for who is writing some of these blocks; answers whether somebody was, and has ended."""
+        seconds = remaining(self._deadline, at_most=WRITER_SECONDS)
+        return await self._worker.writes.ended([block.key for block in blocks], at_most=seconds)
+
+    async def _write_once(self, blocks: Sequence[FilledBlock]) -> Sequence[FilledBlock]:
+        """Note the blocks that are stored and leased now, up to the first that is not; answers the others."""
+        named = [(block.key, block.tokens) for block in blocks]
+        pages = [block.page for block in blocks]
+        writing = self._worker.store.write_blocks(self._lease, named, pages, self._terms, deadline=self._deadline)
+        written = await self._worker.writes.begin([block.key for block in blocks], writing)
         self._lease = written.lease
         stored = {ref.key: ref for ref in written.refs}
-        for key, _ in named:
-            if key not in stored:
-                self._complete = False
-                return
-            self._refs.append(stored[key])
+        leading = list(takewhile(lambda block: block.key in stored, blocks))
+        self._refs += [stored[block.key] for block in leading]
+        return blocks[len(leading) :]
 
     async def keep(self) -> None:
         """Prolong the lease while the prompt waits."""

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from services.router.access import access
 from services.router.accounting import Ledger
 from services.router.dispatch import Dispatch
 from services.router.fleet import Fleet
 from services.router.gateway.app import http_door
+from services.router.guard import Guard
 from services.router.metrics import Metrics
 from services.router.placer import Placer
 from services.router.service import RouterService
@@ -38,19 +40,21 @@ class Doors:
 @asynccontextmanager
 async def assembled(settings: RouterSettings, spans: Telemetry) -> AsyncIterator[Doors]:
     """Serve inside the block; leaving it drains both doors."""
-    metrics, index = Metrics(), PrefixIndex(settings.dispatch.index_keys)
+    told = settings.dispatch
+    metrics, index = Metrics(), PrefixIndex(told.index_keys)
     gate = Gate(settings.server.max_calls)  # one bound over both doors
-    with Ledger.opened(settings.dispatch.usage_log, metrics) as ledger:
+    with Ledger.opened(told.usage_log, metrics) as ledger:
         async with (
-            Fleet.running(settings.prefill, settings.decode, on_lost=index.forget) as fleet,
+            access(settings.api_keys) as known,
+            Fleet.running(settings.prefill, settings.decode, told.worker_silence_seconds, index.forget) as fleet,
             KvStoreClient.connect(settings.kvstore, lambda: fleet.kv_format) as store,
         ):
-            placer = Placer(fleet, index, settings.dispatch.worker_wait_seconds)
+            placer = Placer(fleet, index, told.worker_wait_seconds)
             dispatch = Dispatch(fleet, placer, store, ledger, metrics, spans)
-            service = RouterService(dispatch, fleet, gate, settings.dispatch)
+            service = RouterService(dispatch, fleet, gate, known, told)
             async with (
-                serving(settings.server, service, gate=gate, ready=False) as server,
-                http_door(settings.gateway, dispatch, gate, drain_seconds=settings.server.drain_seconds) as http,
+                serving(settings.server, service, gate=gate, guard=Guard(known), ready=False) as server,
+                http_door(settings.gateway, dispatch, gate, known, drain_seconds=settings.server.drain_seconds) as http,
             ):
                 announcing = asyncio.create_task(_announce(fleet, server, http), name="readiness")
                 try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from services.router.accounting import Account
 from services.router.answer import Answer, Choice
+from services.router.handoffs import Handoffs
 from services.router.member import Member
 from services.router.metrics import Metrics
 from services.router.placer import Placer
@@ -17,8 +19,9 @@ from twostroke.cluster import Role
 from twostroke.errors import BlocksMissing, DeadlineExceeded, Overloaded, TwostrokeError, Unavailable
 from twostroke.handoff import Admitted, DecodeOrder, First, Handover, PrefillOrder, Progress, Ticket
 from twostroke.kv.client import KvStoreClient
+from twostroke.routing.stages import Event
 from twostroke.telemetry import Span
-from twostroke.types import CachedTokens, GenerateRequest, RequestContext
+from twostroke.types import CachedTokens, FinishReason, GenerateRequest, RequestContext, Token
 
 TRIES = 2  # of each stage: one retry when a worker is lost
 LOOKUP_SECONDS = 0.25
@@ -51,6 +54,7 @@ class Errand:
         self._account = account
         self._deadline = deadline if deadline is not None else asyncio.get_running_loop().time() + NO_DEADLINE_SECONDS
         self._avoid: set[str] = set()  # incarnations that failed this request
+        self._handoffs = Handoffs(answer.choices, metrics)
         self._renewing = asyncio.Lock()
         self._renewed: tuple[Ticket | None, Ticket | None] | None = None  # a ticket, and the one in its place
 
@@ -61,19 +65,20 @@ class Errand:
 
     async def run(self, span: Span) -> None:
         """Fill the answer. Raises TwostrokeError."""
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                await self._run(span)
-        except TimeoutError:
-            raise DeadlineExceeded("the request's time is up") from None
-        except BaseExceptionGroup as group:
-            raise _first_cause(group) from None
+        with self._handoffs:
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    await self._run(span)
+            except TimeoutError:
+                raise DeadlineExceeded("the request's time is up") from None
+            except BaseExceptionGroup as group:
+                raise _first_cause(group) from None
 
     async def _run(self, span: Span) -> None:
         stored = await self._stored_blocks(span)
         decode = await self._placer.place(Role.DECODE, self._prompt, stored, self._avoid, span)
-        async with Tenure(self._store) as tenure:
-            ticket = await self._prefill_somewhere(decode, stored, tenure, span)
+        async with Tenure(self._store, self._handoffs.lease_ended) as tenure:
+            ticket = await self._prefill_somewhere(self._answer.choices, decode, stored, tenure, span)
             choices = self._answer.open
             if not choices:
                 return
@@ -101,11 +106,19 @@ class Errand:
         return replace(self._request.context, attempt=self._account.attempts)
 
     async def _prefill_somewhere(
-        self, decode: Member, stored: int, tenure: Tenure, span: Span, *, again: bool = False
+        self,
+        choices: Sequence[Choice],
+        decode: Member,
+        stored: int,
+        tenure: Tenure,
+        span: Span,
+        *,
+        again: bool = False,
     ) -> Ticket | None:
         """Run the prompt on a prefill worker. Without a ticket, decode computes what is not stored.
 
         Args:
+            choices: that wait for it.
             decode: told to load blocks while they are published.
             stored: leading blocks that the store holds.
             tenure: holds the lease.
@@ -114,23 +127,27 @@ class Errand:
         """
         for attempt in range(1, TRIES + 1):
             if not self._placer.has(Role.PREFILL, self._avoid) and self._placer.has(Role.DECODE, self._avoid):
+                self._handoffs.note(Event.PREFILL_ABSENT, *choices)
                 return None  # decode runs the same engine
             member = await self._placer.place(Role.PREFILL, self._prompt, stored, self._avoid, span)
             called = member.incarnation
             try:
-                return await self._prefill(member, decode, tenure, span, again=again)
+                return await self._prefill(choices, member, decode, tenure, span, again=again)
             except _ANOTHER_WORKER as error:
                 self._note_failure(called, error)
-                if again or not self._none_emitted():
+                if again or self._begun():
+                    self._handoffs.note(Event.PREFILL_LOST_LATE, *_open(choices))
                     return None  # the first tokens are out: decode goes on from them
+                self._handoffs.note(Event.PREFILL_LOST, *choices)
                 if isinstance(error, Overloaded) and not self._placer.has(Role.PREFILL, self._avoid):
                     raise
                 if attempt == TRIES:
                     raise
         return None
 
-    def _none_emitted(self) -> bool:
-        return self._answer.completion_tokens == 0
+    def _begun(self) -> bool:
+        """Whether first tokens have come; one that completes a stop string ends its choice and counts as none."""
+        return self._answer.completion_tokens > 0 or len(self._answer.open) < len(self._answer.choices)
 
     def _note_failure(self, incarnation: str | None, error: TwostrokeError) -> None:
         """Avoid the incarnation that was called; another may live at its address by now."""
@@ -139,7 +156,14 @@ class Errand:
         self._metrics.retried(error.reason)
 
     async def _prefill(
-        self, member: Member, decode: Member, tenure: Tenure, span: Span, *, again: bool
+        self,
+        choices: Sequence[Choice],
+        member: Member,
+        decode: Member,
+        tenure: Tenure,
+        span: Span,
+        *,
+        again: bool,
     ) -> Ticket | None:
         order = PrefillOrder(
             context=self._context(),
@@ -149,6 +173,7 @@ class Errand:
             choices=self._request.n,
         )
         handed: Ticket | None = None
+        self._handoffs.note(Event.PREFILL_CALLED, *choices)
         try:
             async with asyncio.TaskGroup() as tasks, aclosing(member.prefill(order, self._deadline, span)) as events:
                 ahead: asyncio.Task[None] | None = None
@@ -162,6 +187,7 @@ class Errand:
                             self._take_first(event)
                         case Handover(ticket=handed):
                             tenure.hold(handed)
+                            self._handoffs.note(Event.HANDED_OVER, *_open(choices))
                             if ahead is not None:
                                 ahead.cancel()  # decode loads the rest itself, under the ticket
                 # Read to the end: only then does the worker know that the lease has a new holder.
@@ -172,7 +198,11 @@ class Errand:
     def _take_first(self, first: First) -> None:
         self._account.cached = first.cached
         for choice, (token, finish) in zip(self._answer.choices, first.tokens, strict=True):
-            self._answer.push(choice, (token,), finish)
+            self._push(choice, (token,), finish, Event.FIRST_TOKEN)
+
+    def _push(self, choice: Choice, tokens: Sequence[Token], finish: FinishReason | None, event: Event) -> None:
+        self._answer.push(choice, tokens, finish)
+        self._handoffs.note(event if choice.finish is None else Event.FINISHED, choice)
 
     async def _finish(
         self, choice: Choice, decode: Member, ticket: Ticket | None, tenure: Tenure, stored: int, span: Span
@@ -190,24 +220,30 @@ class Errand:
             except BlocksMissing as error:
                 missing += 1
                 self._metrics.retried(error.reason)
+                self._handoffs.note(Event.BLOCKS_MISSING if missing == 1 else Event.BLOCKS_MISSING_AGAIN, choice)
                 # The second time decode computes all of it.
-                ticket = await self._prefill_again(ticket, member, tenure, span) if missing == 1 else None
+                ticket = await self._prefill_again(choice, ticket, member, tenure, span) if missing == 1 else None
             except _ANOTHER_WORKER as error:
                 lost = 1 if len(choice.emitted) > before else lost + 1
                 self._note_failure(called, error)
                 alone = isinstance(error, Overloaded) and not self._placer.has(Role.DECODE, self._avoid)
                 if lost == TRIES or alone:
                     raise
+                self._handoffs.note(Event.DECODE_LOST, choice)
                 ticket = None  # the store knows more by now than the ticket says
                 member = await self._placer.place(Role.DECODE, self._prompt, stored, self._avoid, span)
             else:
                 return
 
-    async def _prefill_again(self, stale: Ticket | None, decode: Member, tenure: Tenure, span: Span) -> Ticket | None:
+    async def _prefill_again(
+        self, choice: Choice, stale: Ticket | None, decode: Member, tenure: Tenure, span: Span
+    ) -> Ticket | None:
         """A new ticket, once for all choices that miss the blocks of the same old one."""
         async with self._renewing:
             if self._renewed is None or self._renewed[0] is not stale:
-                self._renewed = stale, await self._prefill_somewhere(decode, 0, tenure, span, again=True)
+                self._renewed = stale, await self._prefill_somewhere([choice], decode, 0, tenure, span, again=True)
+            else:
+                self._handoffs.note(Event.TICKET_SHARED, choice)
             return self._renewed[1]
 
     async def _decode(self, choice: Choice, member: Member, ticket: Ticket | None, tenure: Tenure, span: Span) -> None:
@@ -220,12 +256,14 @@ class Errand:
             choice=choice.index,
             ticket=ticket,
         )
+        self._handoffs.note(Event.DECODE_CALLED, choice)
         async with aclosing(member.decode(order, self._deadline, span)) as news:
             async for written in news:
                 if written.admitted is not None:
                     tenure.admitted(choice.index)
                     self._note_cached(written.admitted, order)
-                self._answer.push(choice, written.tokens, written.finish)
+                    self._handoffs.note(Event.ADMITTED, choice)
+                self._push(choice, written.tokens, written.finish, Event.TOKENS)
                 if choice.finish is not None:
                     return
         if choice.finish is None:
@@ -235,6 +273,10 @@ class Errand:
         """Where no prefill worker took part, decode's own cache is what the caller profited from."""
         if not order.emitted:
             self._account.cached = CachedTokens(local=admitted.local, store=admitted.store)
+
+
+def _open(choices: Sequence[Choice]) -> list[Choice]:
+    return [choice for choice in choices if choice.finish is None]
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

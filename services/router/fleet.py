@@ -50,9 +50,11 @@ class ServedModel:
 class Fleet:
     """Watches every worker for as long as `running` lasts."""
 
-    def __init__(self, prefill: Sequence[str], decode: Sequence[str], on_lost: Callable[[str], None]) -> None:
-        self.members = [Member(address, Role.PREFILL) for address in prefill]
-        self.members += [Member(address, Role.DECODE) for address in decode]
+    def __init__(
+        self, prefill: Sequence[str], decode: Sequence[str], silence_seconds: float, on_lost: Callable[[str], None]
+    ) -> None:
+        self.members = [Member(address, Role.PREFILL, silence_seconds) for address in prefill]
+        self.members += [Member(address, Role.DECODE, silence_seconds) for address in decode]
         self._model: ServedModel | None = None
         self._was_whole = False
         self._on_lost = on_lost
@@ -62,10 +64,10 @@ class Fleet:
     @classmethod
     @asynccontextmanager
     async def running(
-        cls, prefill: Sequence[str], decode: Sequence[str], on_lost: Callable[[str], None]
+        cls, prefill: Sequence[str], decode: Sequence[str], silence_seconds: float, on_lost: Callable[[str], None]
     ) -> AsyncIterator[Fleet]:
-        """Watch the workers inside the block; `on_lost` is told the address of each that goes away."""
-        fleet = cls(prefill, decode, on_lost)
+        """Watch the workers inside the block; `on_lost` is told the address of each that goes away, or is silent."""
+        fleet = cls(prefill, decode, silence_seconds, on_lost)
         tasks = [
             asyncio.create_task(fleet._follow(member), name=f"follow {member.address}") for member in fleet.members
         ]

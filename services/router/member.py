@@ -28,7 +28,6 @@ INFO_SECONDS = 5.0
 TOKENIZER_SECONDS = 60.0
 PREFETCH_SECONDS = 10.0
 REPORT_MS = 250
-SILENCE_SECONDS = 10.0  # without a report for so long a worker counts as lost
 LONGEST_CALL_SECONDS = 86_400.0
 
 
@@ -45,7 +44,7 @@ class Member:
         last_chosen: number of the decision that chose it last.
     """
 
-    def __init__(self, address: str, role: Role) -> None:
+    def __init__(self, address: str, role: Role, silence_seconds: float) -> None:
         self.address = address
         self.role = role
         self.info: WorkerInfo | None = None
@@ -53,6 +52,7 @@ class Member:
         self.pending_tokens = 0
         self.open_streams = 0
         self.last_chosen = 0
+        self._silence_seconds = silence_seconds
         self._calls: set[grpc.aio.Call] = set()
         self._channel = connect(address)
         self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)
@@ -112,7 +112,7 @@ class Member:
             reports = self._worker.WatchLoad(request)
             try:
                 while True:
-                    async with asyncio.timeout(SILENCE_SECONDS):
+                    async with asyncio.timeout(self._silence_seconds):
                         report = await reports.read()
                     if not isinstance(report, worker_pb2.WatchLoadResponse):  # the end of the stream
                         return
@@ -120,7 +120,7 @@ class Member:
                     if self.available != before:
                         on_change()
             except TimeoutError:
-                raise WorkerLost(f"{self.address} has been silent for {SILENCE_SECONDS:g} s") from None
+                raise WorkerLost(f"{self.address} has been silent for {self._silence_seconds:g} s") from None
             finally:
                 reports.cancel()
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from twostroke.routing.stages import Event, Stage
+
 if TYPE_CHECKING:
     from services.router.accounting import Account
 
@@ -45,12 +47,42 @@ class Metrics:
         self._retries = Counter(
             "twostroke_retries", "Attempts after the first, by cause", ["reason"], registry=registry
         )
+        self._stages = Gauge(
+            "twostroke_handoff_choices", "Choices of open requests, by where they are", ["stage"], registry=registry
+        )
+        self._events = Counter(
+            "twostroke_handoff_events",
+            "What happened to choices, by stage and event",
+            ["stage", "event"],
+            registry=registry,
+        )
+        self._waits = Histogram(
+            "twostroke_handoff_seconds",
+            "Time of a choice from what happened before to this event; streamed tokens are left out",
+            ["stage", "event"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self.open_requests = Gauge("twostroke_open_requests", "Requests in progress", registry=registry)
         self.workers = Gauge("twostroke_workers_available", "Workers that take work", ["role"], registry=registry)
 
     def retried(self, reason: str) -> None:
         """Count a second or later attempt."""
         self._retries.labels(reason.lower()).inc()
+
+    def entered(self, stage: Stage) -> None:
+        """Count a choice at its beginning."""
+        self._stages.labels(stage.value).inc()
+
+    def moved(self, before: Stage, event: Event, after: Stage, seconds: float) -> None:
+        """Count what happened to a choice, so long after what happened before, and where it is now."""
+        self._events.labels(before.value, event.name.lower()).inc()
+        if event is not Event.TOKENS:
+            self._waits.labels(before.value, event.name.lower()).observe(seconds)
+        if after is not before:
+            self._stages.labels(before.value).dec()
+            if after is not Stage.DONE:
+                self._stages.labels(after.value).inc()
 
     def ended(self, account: Account, outcome: str) -> None:
         """Count a request at its end."""

@@ -9,11 +9,13 @@ from dataclasses import replace
 
 import grpc
 
+from services.router.access import Access
 from services.router.dispatch import Dispatch
 from services.router.fleet import Fleet
 from services.router.member import Member
 from services.router.settings import DispatchSettings
 from twostroke import wire
+from twostroke.access.bearer import values_in
 from twostroke.rpc.deadline import deadline_of
 from twostroke.rpc.gate import Gate
 from twostroke.rpc.interceptor import Context
@@ -27,10 +29,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     full_name = "twostroke.v1.RouterService"
 
-    def __init__(self, dispatch: Dispatch, fleet: Fleet, gate: Gate, settings: DispatchSettings) -> None:
+    def __init__(
+        self, dispatch: Dispatch, fleet: Fleet, gate: Gate, access: Access, settings: DispatchSettings
+    ) -> None:
         self._dispatch = dispatch
         self._fleet = fleet
         self._gate = gate
+        self._access = access
         self._settings = settings
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -41,8 +46,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
         """Stream an answer."""
-        wanted = wire.generate_request(request)
-        wanted = replace(wanted, traceparent=traceparent_of(context.invocation_metadata()))
+        metadata = context.invocation_metadata()
+        wanted = wire.generate_request(request, self._access.caller(values_in(metadata)))
+        wanted = replace(wanted, traceparent=traceparent_of(metadata))
         loop = asyncio.get_running_loop()
         deadline = deadline_of(context, loop) or loop.time() + self._settings.request_seconds
         async with aclosing(self._dispatch.generate(wanted, deadline)) as events:

@@ -16,12 +16,15 @@ class DispatchSettings:
     """Bounds of a request's path."""
 
     worker_wait_seconds: float = setting(30.0, help="how long a request waits for a worker to come (back)")
+    worker_silence_seconds: float = setting(
+        10.0, help="without a report for so long a worker counts as lost; it reports four times a second"
+    )
     request_seconds: float = setting(600.0, help="time limit of a gRPC request that has no deadline")
     index_keys: int = setting(100_000, help="block keys whose place is remembered")
     usage_log: Path | None = setting(None, help="file to which one JSON line a request is appended; unset logs it")
 
     def __post_init__(self) -> None:
-        for name in ("worker_wait_seconds", "request_seconds"):
+        for name in ("worker_wait_seconds", "worker_silence_seconds", "request_seconds"):
             if not 0 < getattr(self, name) <= 86_400:
                 raise InvalidSetting(name, getattr(self, name), "must be over 0 and at most 86400")
         if self.index_keys < 1:
@@ -35,6 +38,7 @@ class RouterSettings:
     prefill: tuple[str, ...] = setting(help="host:port of each prefill worker, comma-separated")
     decode: tuple[str, ...] = setting(help="host:port of each decode worker, comma-separated")
     kvstore: str = setting(help="host:port of the KV block store")
+    api_keys: Path | None = setting(None, help="file of API keys; without one every caller is the tenant `default`")
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     server: ServerSettings = field(default_factory=ServerSettings)

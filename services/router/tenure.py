@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Self
 
-from twostroke.errors import TwostrokeError
+from twostroke.errors import NotFound, TwostrokeError
 from twostroke.handoff import Ticket
 from twostroke.kv.client import KvStoreClient
 from twostroke.kv.refs import Lease
@@ -19,11 +19,13 @@ class Tenure:
     """Holds the leases of one request's tickets, at most for the length of the block.
 
     They end early once all expected choices are admitted. Each lease has a task that ends by releasing it: that task is
-    told, never cancelled, since a task that is cancelled before its first step would release nothing.
+    told, never cancelled, since a task that is cancelled before its first step would release nothing. `on_ended` is
+    called when a lease turns out to have ended by itself.
     """
 
-    def __init__(self, store: KvStoreClient) -> None:
+    def __init__(self, store: KvStoreClient, on_ended: Callable[[], None]) -> None:
         self._store = store
+        self._on_ended = on_ended
         self._expected: set[int] = set()
         self._over = asyncio.Event()
         self._holding: set[asyncio.Task[None]] = set()
@@ -66,3 +68,5 @@ class Tenure:
             await self._store.renew(lease)
         except TwostrokeError as error:
             log.warning("lease not renewed", extra={"reason": error.reason})
+            if isinstance(error, NotFound):
+                self._on_ended()

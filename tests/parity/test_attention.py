@@ -16,6 +16,8 @@ from twostroke.engine.cache import KvCache
 from twostroke.kv.format import KvFormat
 
 LAYERS = 2
+DTYPES = ["float32", "float16", "bfloat16"]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def check(backend: Backend, case: Case) -> None:
-    tolerance = attention_bound(backend)
+    # The more is summed up for a score, and the more that counts, the more it is rounded.
+    tolerance = attention_bound(backend) * max(1.0, case.shape().scale * case.width / 8)
     ours, judges, batch = case.caches()
     attention, reference = backend.attention(ours, case.shape()), ReferenceAttention(judges, case.shape())
     plan, truth = attention.plan(batch), reference.plan(batch)
@@ -105,10 +108,11 @@ windows = st.none() | st.integers(1, 48)
         Case,
         group=st.sampled_from([1, 2, 3, 4, 7]),
         kv_heads=st.integers(1, 3),
-        width=st.sampled_from([16, 64]),
+        width=st.sampled_from([16, 48, 64, 128]),
         page_tokens=st.sampled_from([1, 4, 16]),
         spans=st.lists(spans, min_size=1, max_size=6).map(tuple),
         seed=st.integers(0, 1 << 30),
+        dtype=st.sampled_from(DTYPES),
         windows=st.tuples(windows, windows),
         scale=st.none() | st.floats(0.01, 0.3),
     )
@@ -119,48 +123,62 @@ def test_any_mix_of_decodes_and_chunks_equals_the_reference_and_no_stale_byte_le
     check(backend, case)
 
 
+@each_dtype
 @pytest.mark.parametrize("last", range(1, 17))
-def test_every_fill_of_the_last_page_is_right(backend: Backend, last: int) -> None:
+def test_every_fill_of_the_last_page_is_right(backend: Backend, last: int, dtype: str) -> None:
     spans = ((15 + last, 1), (last - 1, 17))
-    check(backend, Case(group=3, kv_heads=3, width=64, page_tokens=16, spans=spans, seed=last))
+    check(backend, Case(group=3, kv_heads=3, width=64, page_tokens=16, spans=spans, seed=last, dtype=dtype))
 
 
-def test_decodes_of_very_different_lengths_are_right(backend: Backend) -> None:
+@each_dtype
+def test_decodes_of_very_different_lengths_are_right(backend: Backend, dtype: str) -> None:
+    spans = ((700, 1), (3, 1), (340, 1), (0, 1))
+    check(backend, Case(group=3, kv_heads=1, width=16, page_tokens=16, spans=spans, seed=5, dtype=dtype))
+
+
+@each_dtype
+@pytest.mark.parametrize("width", [16, 48])
+def test_a_chunk_after_a_long_prefix_is_right(backend: Backend, width: int, dtype: str) -> None:
+    spans = ((600, 130), (64, 64))
+    check(backend, Case(group=2, kv_heads=2, width=width, page_tokens=16, spans=spans, seed=6, dtype=dtype))
+
+
+@each_dtype
+@pytest.mark.parametrize("window", [1, 16, 127, 128, 129, 200])
+def test_chunks_longer_than_their_window_and_decodes_beyond_it_are_right(
+    backend: Backend, window: int, dtype: str
+) -> None:
+    spans = ((0, 300), (290, 257), (500, 1), (window - 1, 1), (window, 1))
+    windows = (window, None)
     check(
-        backend, Case(group=3, kv_heads=1, width=16, page_tokens=16, spans=((700, 1), (3, 1), (340, 1), (0, 1)), seed=5)
+        backend, Case(group=2, kv_heads=1, width=16, page_tokens=16, spans=spans, seed=8, windows=windows, dtype=dtype)
     )
 
 
-def test_a_chunk_after_a_long_prefix_is_right(backend: Backend) -> None:
-    check(backend, Case(group=2, kv_heads=2, width=16, page_tokens=16, spans=((600, 130), (64, 64)), seed=6))
-
-
-@pytest.mark.parametrize("window", [1, 16, 127, 128, 129, 200])
-def test_chunks_longer_than_their_window_and_decodes_beyond_it_are_right(backend: Backend, window: int) -> None:
-    spans = ((0, 300), (290, 257), (500, 1), (window - 1, 1), (window, 1))
-    windows = (window, None)
-    check(backend, Case(group=2, kv_heads=1, width=16, page_tokens=16, spans=spans, seed=8, windows=windows))
-
-
-def test_heads_of_256_dimensions_with_a_scale_of_their_own_are_right(backend: Backend) -> None:
+@each_dtype
+@pytest.mark.parametrize("scale", [168**-0.5, 0.3])
+def test_heads_of_256_dimensions_with_a_scale_of_their_own_are_right(
+    backend: Backend, scale: float, dtype: str
+) -> None:
     spans, windows = ((0, 40), (70, 1), (33, 20)), (32, None)
-    case = Case(group=4, kv_heads=1, width=256, page_tokens=16, spans=spans, seed=9, windows=windows, scale=168**-0.5)
+    case = Case(
+        group=4, kv_heads=1, width=256, page_tokens=16, spans=spans, seed=9, windows=windows, scale=scale, dtype=dtype
+    )
     check(backend, case)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_cache_of_half_precision_attends_exactly_what_it_stores(backend: Backend, dtype: str) -> None:
-    spans = ((0, 9), (7, 1), (6, 5))
-    check(backend, Case(group=3, kv_heads=1, width=16, page_tokens=4, spans=spans, seed=7, dtype=dtype))
-
-
+@each_dtype
 @pytest.mark.parametrize("window", [None, 1, 100, 300])
-def test_single_tokens_after_contexts_of_any_length_are_right_together(backend: Backend, window: int | None) -> None:
-    spans = tuple((prefix, 1) for prefix in (0, 254, 255, 256, 257, 511, 512, 700))
-    check(backend, Case(group=3, kv_heads=2, width=16, page_tokens=16, spans=spans, seed=9, windows=(None, window)))
+def test_single_tokens_after_contexts_of_any_length_are_right_together(
+    backend: Backend, window: int | None, dtype: str
+) -> None:
+    many = tuple((prefix, 1) for prefix in (0, 254, 255, 256, 257, 511, 512, 700))
+    one, windows = ((600, 1),), (window, None)
     check(
-        backend, Case(group=2, kv_heads=1, width=64, page_tokens=16, spans=((600, 1),), seed=9, windows=(window, None))
+        backend,
+        Case(group=3, kv_heads=2, width=16, page_tokens=16, spans=many, seed=9, windows=windows[::-1], dtype=dtype),
     )
+    check(backend, Case(group=2, kv_heads=1, width=64, page_tokens=16, spans=one, seed=9, windows=windows, dtype=dtype))
 
 
 def test_native_attention_is_the_same_for_every_number_of_threads() -> None:

@@ -141,12 +141,6 @@ def test_half_precision_linears_add_their_bias_once_and_unrounded(bias: float | 
     torch.testing.assert_close(into.double(), expected, atol=0.05, rtol=0.01)
 
 
-def test_embeddings_and_a_tied_head_share_their_memory_on_the_device(emulated: FlashInferBackend) -> None:
-    matrix = Matrix(random(8, 16))
-    head, rows = emulated.linear(matrix), emulated.embedding(matrix)
-    assert head._weight is rows._weight  # type: ignore[attr-defined]
-
-
 def test_tables_of_another_type_are_refused() -> None:
     batch = build_batch([Segment((1, 2), 0, (1,), sample=True)], 16)
     require_int32(batch)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -38,6 +40,7 @@ class EngineMachine(RuleBasedStateMachine):
         first=st.booleans(),
         export=st.booleans(),
         uncached=st.none() | st.integers(0, 12),
+        private=st.booleans(),
     )
     def submit(
         self,
@@ -48,6 +51,7 @@ class EngineMachine(RuleBasedStateMachine):
         first: bool,
         export: bool,
         uncached: int | None,
+        private: bool,
     ) -> None:
         request = paper_request(
             prompt,
@@ -60,6 +64,8 @@ class EngineMachine(RuleBasedStateMachine):
             max_uncached=uncached,
             ignore_eos=False,
         )
+        if private:
+            request = replace(request, root=b"private %d" % len(self.requests))
         try:
             self.requests[self.desk.submit(request)] = request
         except ContextTooLong:
@@ -67,7 +73,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        self.desk.step()
+        ran, load = self.desk.step(), self.desk.core.load()
+        assert ran or not load.running  # who waits for one that runs does not wait in vain
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())

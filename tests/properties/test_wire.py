@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostroke import limits, wire
+from twostroke.access.caller import Caller
 from twostroke.cluster import ModelInfo, Role, WorkerInfo, WorkerLoad
 from twostroke.errors import TwostrokeError
 from twostroke.handoff import Admitted, DecodeOrder, First, Handover, PrefillOrder, Progress, Ticket, Written
@@ -217,7 +219,9 @@ MAPPINGS = {
     "kv_format": Mapping(formats, wire.kv_format_pb, wire.kv_format),
     "duration": Mapping(nanoseconds, wire.duration_pb, wire.seconds),
     "generate_request": Mapping(
-        generate_requests(), lambda value: wire.generate_request_pb(value, output=BOTH), wire.generate_request
+        generate_requests(),
+        lambda value: wire.generate_request_pb(value, output=BOTH),
+        partial(wire.generate_request, caller=Caller()),
     ),
     "event": Mapping(events, lambda value: wire.event_pb(value, output=BOTH), wire.event),
     "ticket": Mapping(tickets, handoff.ticket_pb, handoff.ticket),

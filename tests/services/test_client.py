@@ -67,7 +67,7 @@ async def test_every_parameter_reaches_the_router() -> None:
     assert (stops.max_tokens, stops.min_tokens, list(stops.stop_token_ids), stops.ignore_eos) == (9, 2, [8], True)
     assert list(request.stop_strings) == ["END"]
     assert (request.model, request.cache_salt, request.session, request.request_id) == ("tiny", "salt", "s", "mine")
-    assert request.priority == common_pb2.PRIORITY_STANDARD
+    assert request.priority == common_pb2.PRIORITY_UNSPECIFIED
 
 
 @pytest.mark.parametrize(

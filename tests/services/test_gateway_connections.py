@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
+from services.router.access import Everybody
 from services.router.gateway.app import http_door
 from services.router.gateway.settings import GatewaySettings
 from tests.support.script import Scripted, delta, said, served, started
@@ -207,7 +208,7 @@ async def test_the_port_is_free_again_and_a_taken_one_is_a_typed_error() -> None
     async with served(Scripted(lambda request: said(request))) as url:
         taken = GatewaySettings(http_listen=url.removeprefix("http://"))
         with pytest.raises(Unavailable, match="cannot listen"):
-            async with http_door(taken, Scripted(lambda _: []), Gate(1), drain_seconds=0):
+            async with http_door(taken, Scripted(lambda _: []), Gate(1), Everybody(), drain_seconds=0):
                 pass
-    async with http_door(taken, Scripted(lambda _: []), Gate(1), drain_seconds=0) as address:
+    async with http_door(taken, Scripted(lambda _: []), Gate(1), Everybody(), drain_seconds=0) as address:
         assert address == taken.http_listen

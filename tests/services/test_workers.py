@@ -16,13 +16,25 @@ from services.router.member import Member
 from tests.support.alone import Alone
 from tests.support.cluster import Cluster, Shape, started, tiny_model
 from twostroke.cluster import Role
-from twostroke.errors import BlocksMissing, FormatMismatch, InvalidRequest, Superseded, TwostrokeError, WorkerLost
+from twostroke.errors import (
+    BlocksMissing,
+    FormatMismatch,
+    InvalidRequest,
+    Overloaded,
+    Superseded,
+    TwostrokeError,
+    WorkerLost,
+)
 from twostroke.handoff import DecodeOrder, First, Handover, PrefillOrder, Progress, Ticket, Written
 from twostroke.kv.keys import block_keys, request_root
 from twostroke.kv.refs import BlockRef, Lease
+from twostroke.rpc.channel import connect
+from twostroke.rpc.interceptor import MAX_BESIDE
+from twostroke.rpc.status import domain_errors
 from twostroke.telemetry import Span, Telemetry
 from twostroke.text.bundle import MAX_BUNDLE_BYTES, TokenizerBundle
 from twostroke.types import FinishReason, RequestContext, SamplingParams, StopConditions
+from twostroke.v1 import worker_pb2, worker_pb2_grpc
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -108,7 +120,7 @@ async def running(model: Path) -> AsyncIterator[tuple[Cluster, Alone]]:
 async def pair(running: tuple[Cluster, Alone]) -> AsyncIterator[Pair]:
     """Both workers, introduced; whatever a test does, nothing is held afterwards."""
     cluster, alone = running
-    known = {member.role: Member(member.address, member.role) for member in cluster.doors.fleet.members}
+    known = {member.role: Member(member.address, member.role, 10.0) for member in cluster.doors.fleet.members}
     for member in known.values():
         member.info = await member.introduce()
     yield Pair(cluster, known[Role.PREFILL], known[Role.DECODE], alone)
@@ -151,6 +163,26 @@ async def test_an_answer_goes_on_from_the_tokens_that_exist(pair: Pair) -> None:
     for emitted in range(WRITTEN):
         news = await pair.decoded(pair.order(prompt, emitted=truth[:emitted]))
         assert ids(news) == truth[emitted:]
+
+
+async def test_of_an_answer_that_was_at_its_end_nothing_is_computed(pair: Pair) -> None:
+    prompt = fresh_prompt(60)
+    news = await pair.decoded(pair.order(prompt, emitted=await pair.truth(prompt)))
+    assert ids(news) == ()
+    assert news[0].admitted is not None
+    assert news[0].admitted.computed == 0
+
+
+async def test_no_more_callers_watch_a_worker_than_it_allows(pair: Pair) -> None:
+    channel = connect(pair.decode.address)
+    stub = worker_pb2_grpc.WorkerServiceStub(channel)
+    request = worker_pb2.WatchLoadRequest(interval_ms=60_000)
+    watching = [stub.WatchLoad(request, timeout=30) for _ in range(MAX_BESIDE)]
+    with pytest.raises(Overloaded), domain_errors():  # the router of this cluster watches too
+        await asyncio.gather(*(call.read() for call in watching))
+    for call in watching:
+        call.cancel()
+    await channel.close()
 
 
 async def test_a_few_missing_blocks_are_computed_and_many_are_asked_for_again(pair: Pair) -> None:

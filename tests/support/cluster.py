@@ -60,6 +60,7 @@ class Shape:
     recompute_tokens: int = 256
     worker_wait_seconds: float = 10.0
     usage_log: Path | None = None
+    api_keys: Path | None = None
     spans: Telemetry = field(default_factory=lambda: Telemetry(None))
     server: ServerSettings = SERVER
 
@@ -95,6 +96,11 @@ class Cluster:
         except TimeoutError:
             raise AssertionError(f"still held: {self.held()}") from None
 
+    def stages(self) -> list[str]:
+        """The router's gauge of choices by stage, as /metrics shows it."""
+        lines = self.doors.dispatch.render_metrics().decode().splitlines()
+        return [line for line in lines if line.startswith("twostroke_handoff_choices{")]
+
     def held(self) -> list[str]:
         """What is still in use, in words."""
         stats = self.node.stats()
@@ -103,6 +109,7 @@ class Cluster:
             for name in ("leases", "leased_blocks", "reserved", "quarantined")
             if getattr(stats, name)
         ]
+        found += [line for line in self.stages() if not line.endswith(" 0.0")]
         for worker in self.workers:
             load = worker.engine.load()
             if load.lent_pages or load.running or load.waiting:
@@ -139,6 +146,7 @@ async def started(shape: Shape) -> AsyncIterator[Cluster]:
             prefill=tuple(server.address for server, _ in prefill),
             decode=tuple(server.address for server, _ in decode),
             kvstore=kvstore.address,
+            api_keys=shape.api_keys,
             server=shape.server,
             gateway=GatewaySettings(http_listen="127.0.0.1:0"),
             dispatch=DispatchSettings(worker_wait_seconds=shape.worker_wait_seconds, usage_log=shape.usage_log),

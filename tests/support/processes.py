@@ -86,6 +86,15 @@ class Service:
             await self.ended()
 
     @property
+    def lines(self) -> list[str]:
+        """The last lines it logged, in all its lives."""
+        return list(self._lines)
+
+    def forget_lines(self) -> None:
+        """Begin the lines anew."""
+        self._lines.clear()
+
+    @property
     def runs(self) -> bool:
         """Whether it was started and has not been seen to end."""
         return self._process is not None
@@ -142,7 +151,7 @@ class Processes:
                     status = await store.GetStatus(kvstore_pb2.GetStoreStatusRequest(), timeout=SETTLE_SECONDS)
                     if not (status.leases or status.leased_blocks or status.reserved or status.quarantined):
                         return
-                    await asyncio.sleep(0.05)  # leases end by time: there is no event to wait for
+                    await asyncio.sleep(0.005)  # leases end by time: there is no event to wait for
         except TimeoutError:
             raise AssertionError(f"the store still holds:\n{status}") from None
         finally:
@@ -150,45 +159,69 @@ class Processes:
 
     def record(self, request_id: str) -> dict[str, Any]:
         """The one usage record of a request."""
+        (record,) = self._records(request_id)
+        return record
+
+    def recorded(self, request_id: str) -> bool:
+        """Whether its record is written."""
+        return bool(self._records(request_id))
+
+    def _records(self, request_id: str) -> list[dict[str, Any]]:
         records = [json.loads(line) for line in self.ledger.read_text().splitlines()]
-        (record,) = [each for each in records if each["request_id"] == request_id]
-        return dict(record)
+        return [each for each in records if each["request_id"] == request_id]
 
 
 @asynccontextmanager
-async def running(folder: Path, model: Path, *worker: str) -> AsyncIterator[Processes]:
-    """Run two workers of each kind inside the block; `worker` is told to all of them. On leaving, all must drain."""
+async def running(
+    folder: Path,
+    model: Path,
+    *worker: str,
+    every: Sequence[str] = (),
+    router: Sequence[str] = (),
+    store: Sequence[str] = (),
+) -> AsyncIterator[Processes]:
+    """Run two workers of each kind inside the block. On leaving, all must drain.
+
+    Args:
+        folder: of the arena and the ledger.
+        model: that the workers serve.
+        worker: what all workers are told.
+        every: what every process is told.
+        router: what both routers are told.
+        store: what the store is told.
+    """
     # A killed writer's slots come back after the time for a copy, which is long for machines and short for tests.
     arena = ("--arena-bytes", str(64 << 20), "--arena-directory", str(folder), "--reservation-seconds", "1")
-    kvstore = Service("kvstore", *arena)
+    kvstore = Service("kvstore", *arena, *store, *every)
     ledger = folder / "usage.jsonl"
     async with AsyncExitStack() as stack:
         stack.push_async_callback(kvstore.clear)
         await kvstore.start()
-        told = ("--model", str(model), "--kvstore", kvstore.address, "--kv-bytes", "64MiB", *worker)
+        told = ("--model", str(model), "--kvstore", kvstore.address, "--kv-bytes", "64MiB", *worker, *every)
         prefill, decode = ([Service(kind, *told) for _ in range(2)] for kind in ("prefill", "decode"))
         for each in (*prefill, *decode):
             stack.push_async_callback(each.clear)
         await asyncio.gather(*(each.start() for each in (*prefill, *decode)))
-        router, lone = (_router(kvstore, prefill[:count], decode[:count], ledger) for count in (2, 1))
+        told = ("--usage-log", str(ledger), *router, *every)
+        both, lone = (_router(kvstore, prefill[:count], decode[:count], *told) for count in (2, 1))
         clients = {}
-        for each in (router, lone):
+        for each in (both, lone):
             stack.push_async_callback(each.clear)
             await each.start()
             clients[each] = await stack.enter_async_context(Client(each.address))
-        whole = Processes(kvstore, prefill, decode, router, lone, ledger, clients)
+        whole = Processes(kvstore, prefill, decode, both, lone, ledger, clients)
         yield whole
         for each in whole.services:
             each.close_stdin()
             assert await each.ended() == 0
 
 
-def _router(kvstore: Service, prefill: Sequence[Service], decode: Sequence[Service], ledger: Path) -> Service:
+def _router(kvstore: Service, prefill: Sequence[Service], decode: Sequence[Service], *told: str) -> Service:
     return Service(
         "router",
         *("--prefill", ",".join(each.address for each in prefill)),
         *("--decode", ",".join(each.address for each in decode)),
-        *("--kvstore", kvstore.address, "--http-listen", "127.0.0.1:0", "--usage-log", str(ledger)),
+        *("--kvstore", kvstore.address, "--http-listen", "127.0.0.1:0", *told),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import openai
 
+from services.router.access import Access, Everybody
 from services.router.gateway.app import http_door
 from services.router.gateway.generator import ModelCard
 from services.router.gateway.settings import GatewaySettings
@@ -118,17 +119,19 @@ class Scripted:
 
 
 @asynccontextmanager
-async def served(generator: Scripted, gate: Gate | None = None, **settings: float) -> AsyncIterator[str]:
+async def served(
+    generator: Scripted, gate: Gate | None = None, access: Access | None = None, **settings: float
+) -> AsyncIterator[str]:
     """The door on a free port; gives its base URL."""
     bounds = GatewaySettings(http_listen="127.0.0.1:0", **settings)  # type: ignore[arg-type]
-    async with http_door(bounds, generator, gate or Gate(64), drain_seconds=1.0) as address:
+    async with http_door(bounds, generator, gate or Gate(64), access or Everybody(), drain_seconds=1.0) as address:
         yield f"http://{address}"
 
 
 @asynccontextmanager
 async def sdk(generator: Scripted, **settings: float) -> AsyncIterator[openai.AsyncOpenAI]:
     async with (
-        served(generator, None, **settings) as url,
+        served(generator, None, None, **settings) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client

@@ -17,7 +17,7 @@ from services.kvstore.arena import open_arena
 from services.kvstore.blocks import Blocks
 from services.kvstore.node import Node
 from services.kvstore.service import KvStoreService
-from services.kvstore.settings import StoreSettings
+from services.kvstore.settings import DiskSettings, StoreSettings
 from twostroke.kv.blocks import BlockStoreClient, TransportChoice
 from twostroke.kv.format import KvFormat
 from twostroke.kv.limits import StoreStats
@@ -85,16 +85,23 @@ class Store:
 
 @asynccontextmanager
 async def serving_store(
-    directory: Path, *, listen: str = "127.0.0.1:0", slots: int = 16, kv_format: KvFormat = KV_FORMAT, **told: object
+    directory: Path,
+    *,
+    listen: str = "127.0.0.1:0",
+    slots: int = 16,
+    kv_format: KvFormat = KV_FORMAT,
+    disk: DiskSettings | None = None,
+    **told: object,
 ) -> AsyncIterator[Store]:
     """Serve a node whose arena has exactly `slots` slots of `kv_format`; `told` as in StoreSettings."""
     size = 2 * 4_096 + slots * (kv_format.block_bytes + 64)
     settings = StoreSettings(arena_bytes=max(size, 1 << 16), arena_directory=directory, **told)  # type: ignore[arg-type]
     clock = Clock()
     with open_arena(directory, secrets.token_hex(8), settings.arena_bytes) as arena:
-        node = Node(arena, settings, clock=clock)
+        node = Node(arena, settings, disk, clock=clock)
         async with serving(ServerSettings(listen=listen, drain_seconds=1.0), KvStoreService(node)) as server:
             yield Store(server.address, node, directory, clock)
+        await node.close()
 
 
 def pages(count: int, kv_format: KvFormat = KV_FORMAT, *, seed: int = 0) -> npt.NDArray[np.uint8]:

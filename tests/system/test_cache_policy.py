@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.support.alone import Alone
@@ -61,6 +63,15 @@ async def test_choices_of_a_request_that_stores_nothing_share_what_was_handed_ov
         await cluster.settled()
         assert cluster.node.stats().committed == 0
         assert ours == await choices(cluster, CachePolicy.READ_WRITE)
+
+
+async def test_equal_requests_at_once_that_store_nothing_are_answered_alike_and_leave_nothing(tmp_path) -> None:
+    async with started(Shape(model=tiny_model(tmp_path / "model"), prefill=2, decode=2)) as cluster:
+        policies = [CachePolicy.READ_ONLY] * 3 + [CachePolicy.BYPASS] * 3
+        told = await asyncio.gather(*(cluster.client.complete(LONGER, cache_policy=each, **HOW) for each in policies))
+        assert len({answer.text for answer in told}) == 1
+        await cluster.settled()
+        assert cluster.node.stats().committed == 0
 
 
 async def choices(cluster: Cluster, policy: CachePolicy) -> dict[int, list[int]]:

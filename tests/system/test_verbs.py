@@ -104,3 +104,23 @@ async def test_ctrl_c_stops_the_answer_and_not_the_conversation(cluster: Launche
         await chat.stdout.readuntil(b" [stopped]\n")
         out, err = await chat.communicate(b"/exit\n")
     assert (chat.returncode, out.count(b"> ")) == (0, 1), err
+
+
+async def test_a_cluster_with_keys_answers_who_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = str(tmp_path / "keys.toml")
+    _, drawn, _ = await run("keys", "new", "--tenant", "search", "--file", keys)
+    async with launched(tmp_path, "--api-keys", keys) as cluster:
+        await cluster.ready()
+        _, grpc = doors(cluster)
+        assert (await run("probe", grpc))[:2] == (0, "SERVING\n")
+        for address in doors(cluster):
+            status, out, err = await run("chat", QUESTION, "--address", address)
+            assert (status, out, err.splitlines()[0]) == (1, "", "twostroke: no API key was sent")
+        monkeypatch.setenv("TWOSTROKE_API_KEY", drawn.strip())
+        for address in doors(cluster):
+            assert (await run("chat", QUESTION, "--max-tokens", "2", "--address", address))[0] == 0
+        for verb in ("status", "models"):
+            assert (await run(verb, "--address", grpc))[0] == 0
+            assert (await run(verb, "--address", grpc, "--api-key", "ts-wrong"))[0] == 1
+        assert (await run("generate", "Once", "--max-tokens", "2", "--address", grpc))[0] == 0
+    assert drawn.strip() not in "".join(path.read_text() for path in (tmp_path / "state").rglob("*.log"))

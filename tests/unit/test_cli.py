@@ -84,6 +84,24 @@ def test_up_refuses_before_it_starts_anything(
     assert said in captured.err.splitlines()[0]
 
 
+def test_up_checks_the_file_of_keys_and_tells_the_router_alone(
+    capsys: pytest.CaptureFixture[str], tiny: str, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.toml"
+    assert run("keys", "new", "--tenant", "search", "--file", str(keys)) == 0
+    capsys.readouterr()
+    argv = ("up", "--check", "--model", tiny, "--port", "0", "--arena-bytes", "1MiB", "--api-keys", str(keys))
+    assert run(*argv) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if f"--api-keys {keys}" in line]
+    assert [line.split()[2] for line in told] == ["services.router"]
+    keys.write_text(keys.read_text() * 2)
+    assert run(*argv) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"twostroke: --api-keys {keys}: key 2 (line 5): sha256 is that of key 1 (line 1) too\n  try: "
+    )
+
+
 def test_up_refuses_a_busy_port_and_names_the_way_out(capsys: pytest.CaptureFixture[str], tiny: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

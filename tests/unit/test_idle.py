@@ -1,9 +1,11 @@
 """When threads that rest are asked to come again: what others leave of the processors."""
 
 import ctypes
+import os
 import shutil
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,11 +22,9 @@ int left(double idle, double all, double own, double since) {
     return others_left_idle(&before, &after, 0.4);
 }
 
-int look(double *idle, double *all) {
-    const machine_time seen = look_at_machine();
-    *idle = seen.idle, *all = seen.all;
-    return seen.own > 0 && seen.at > 0;
-}
+int machine_is_read(void) { return look_at_machine().all > 0; }
+
+void count(const char *path, double *idle, double *all) { count_ticks(path, idle, all); }
 """
 
 
@@ -61,7 +61,48 @@ def test_clocks_that_stand_still_keep_no_thread_away(left: Callable[..., bool]) 
     assert left(idle=0.0, passed=0.0, own=2.0)
 
 
-def test_the_system_is_read_for_the_allowed_processors(library: ctypes.CDLL) -> None:
-    idle, busy_or_idle = ctypes.c_double(), ctypes.c_double()
-    assert library.look(ctypes.byref(idle), ctypes.byref(busy_or_idle))
-    assert 0 <= idle.value <= busy_or_idle.value
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is read")
+def test_the_ticks_of_the_allowed_processors_are_added_up_and_no_others(library: ctypes.CDLL, tmp_path: Path) -> None:
+    mine = os.sched_getaffinity(0)
+    numbers = range(max(mine) + 3)  # the last two are nobody's
+    ticks = {number: (7 * number + 1, 0, 100 + number, 1_000 * number + 400, 30) for number in numbers}
+    assert counted(library, tmp_path, ticks, mine) == expected(ticks, mine)
+    for one in mine:
+        try:
+            os.sched_setaffinity(0, {one})
+            assert counted(library, tmp_path, ticks, {one}) == expected(ticks, {one})
+        finally:
+            os.sched_setaffinity(0, mine)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is read")
+def test_the_system_is_asked_and_may_say_nothing(library: ctypes.CDLL, tmp_path: Path) -> None:
+    assert bool(library.machine_is_read()) == (count(library, Path("/proc/stat"))[1] > 0)
+    for text in "", "intr 5 6 7 8 9 10\n", "cpu0 1 2 3\n", "cpu":
+        assert read(library, tmp_path, text) == (0, 0)
+
+
+Ticks = Mapping[int, tuple[int, ...]]  # user, nice, system, idle, waiting, by processor
+
+
+def expected(ticks: Ticks, allowed: set[int]) -> tuple[float, float]:
+    """What is idle, and all."""
+    return sum(sum(ticks[each][3:]) for each in allowed), sum(sum(ticks[each]) for each in allowed)
+
+
+def counted(library: ctypes.CDLL, folder: Path, ticks: Ticks, allowed: set[int]) -> tuple[float, float]:
+    """What is read off a /proc/stat whose line for all together begins with the number of an allowed processor."""
+    lines = [f"cpu  {min(allowed)} 0 400 9000 50 0 0 0 0 0"]
+    lines += [f"cpu{number} {' '.join(map(str, each))} 5 5 0 0 0" for number, each in ticks.items()]
+    return read(library, folder, "\n".join([*lines, "intr 38 0 9", "ctxt 99", ""]))
+
+
+def read(library: ctypes.CDLL, folder: Path, text: str) -> tuple[float, float]:
+    (folder / "stat").write_text(text)
+    return count(library, folder / "stat")
+
+
+def count(library: ctypes.CDLL, path: Path) -> tuple[float, float]:
+    idle, all_ticks = ctypes.c_double(), ctypes.c_double()
+    library.count(str(path).encode(), ctypes.byref(idle), ctypes.byref(all_ticks))
+    return idle.value, all_ticks.value

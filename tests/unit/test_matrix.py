@@ -120,13 +120,14 @@ def test_bytes_are_counted_as_they_are_stored(mode: WeightMode) -> None:
 
 
 @pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("columns", [128, 160])  # whole tiles of int8, and not
 @pytest.mark.parametrize("tokens", [1, 2, 5, 17, 100])
 @pytest.mark.parametrize("mode", WeightMode)
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 def test_a_product_is_that_of_exactly_the_stored_numbers(
-    backend: Callable[[], Backend], mode: WeightMode, tokens: int, biased: bool
+    backend: Callable[[], Backend], mode: WeightMode, tokens: int, columns: int, biased: bool
 ) -> None:
-    weight, x, bias = _operands(tokens)
+    weight, x, bias = _operands(tokens, columns)
     matrix = stored("w", weight, mode, bias if biased else None)
     multiply = backend().linear(matrix)
     numbers = torch.from_numpy(exact(matrix))
@@ -143,17 +144,17 @@ def test_a_product_is_that_of_exactly_the_stored_numbers(
 def test_a_row_that_is_looked_up_holds_exactly_the_stored_numbers(
     backend: Callable[[], Backend], mode: WeightMode
 ) -> None:
-    matrix = stored("w", _operands(1)[0], mode)
+    matrix = stored("w", _operands(1, 160)[0], mode)
     found = backend().embedding(matrix)(torch.tensor([3, 0, 3]))
     assert torch.equal(found, matrix.dense()[[3, 0, 3]])
 
 
-def _operands(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+def _operands(tokens: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
     """A weight whose rows differ in size a thousandfold, one of them zero; inputs; a bias."""
     seeded: dict[str, Any] = {"generator": torch.Generator().manual_seed(tokens)}
-    weight = torch.randn(96, 160, **seeded) * torch.logspace(-2, 1, 96).unsqueeze(1)
+    weight = torch.randn(96, columns, **seeded) * torch.logspace(-2, 1, 96).unsqueeze(1)
     weight[5] = 0
-    return weight, torch.randn(tokens, 160, **seeded), torch.randn(96, **seeded)
+    return weight, torch.randn(tokens, columns, **seeded), torch.randn(96, **seeded)
 
 
 def _assert_within(found: Tensor, expected: Tensor, bound: Tensor) -> None:

@@ -125,6 +125,7 @@ def test_what_the_engine_does_not_have_is_refused_by_name(
         ({"hidden_size": None}, "does not say hidden_size"),
         ({"hidden_size": "64"}, "hidden_size is not a whole number"),
         ({"rms_norm_eps": float("nan")}, "norm_eps is nan"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is not a number that a float can hold"),
         ({"num_attention_heads": 0}, "num_heads is 0"),
         ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
         ({"rope_scaling": {"rope_type": "linear"}}, "does not say factor"),

@@ -8,6 +8,7 @@ import pytest
 
 from services.router.gateway.json_text import MAX_MEMBERS, decode
 from services.router.gateway.parse import parse_chat, parse_completion
+from twostroke.access.caller import Caller
 from twostroke.errors import InvalidRequest
 
 HUGE = 10**400  # no float can hold it
@@ -18,7 +19,7 @@ MANY = 200_000
 def refusal(body: dict[str, Any], parse: Any = parse_chat) -> InvalidRequest:
     good = {"messages": [HELLO]} if parse is parse_chat else {"prompt": "x"}
     with pytest.raises(InvalidRequest) as caught:
-        parse(good | body, "req-1")
+        parse(good | body, "req-1", Caller())
     assert len(caught.value.message) < 400
     return caught.value
 

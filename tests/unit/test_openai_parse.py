@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from services.router.gateway.json_text import decode, encode
 from services.router.gateway.parse import Asked, parse_chat, parse_completion
 from services.router.gateway.schema import ChatBody, CompletionBody
+from twostroke.access.caller import Caller
 from twostroke.errors import InvalidRequest
 from twostroke.types import CachePolicy, GenerateRequest, Message, Priority
 
@@ -20,7 +21,7 @@ HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 
 def read(parse: Any, body: dict[str, Any]) -> Asked:
     """As the door does: through JSON, where null becomes absent."""
-    return parse(decode(encode(body)), "req-1")
+    return parse(decode(encode(body)), "req-1", Caller())
 
 
 def chat(**body: Any) -> GenerateRequest:
@@ -287,7 +288,7 @@ names = st.sampled_from(sorted({*ChatBody.model_fields, *CompletionBody.model_fi
 def test_whatever_comes_is_either_understood_or_refused(body: dict[str, Any], parse: Any) -> None:
     good = {"messages": HELLO} if parse is parse_chat else {"prompt": "x"}
     try:
-        choices, field = parse(copy.deepcopy(good | body), "req-1").choices, None
+        choices, field = parse(copy.deepcopy(good | body), "req-1", Caller()).choices, None
     except InvalidRequest as refusal:
         choices, field = None, refusal.field
     assert field or 1 <= choices <= 128

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,10 +20,14 @@ from torch import Tensor
 
 from tests.support.backends import native_backend
 from tests.support.tiny import write_tiny
+from twostroke.engine.attention import AttentionBackend, Plan
 from twostroke.engine.attention.native import NativeAttention
+from twostroke.engine.backend import Backend
 from twostroke.engine.batch import Batch, Segment, build_batch
 from twostroke.engine.cache import KvCache
 from twostroke.engine.forward import EagerForward
+from twostroke.engine.models import Begun
+from twostroke.engine.models.llama import Llama
 from twostroke.engine.native.build import load_kernels
 from twostroke.engine.native.library import NotRecordable
 from twostroke.engine.native.recorded import RecordedForward
@@ -30,6 +36,37 @@ from twostroke.engine.weights import LoadedModel, WeightMode, load_model
 
 PAGES, PAGE_TOKENS, SEQUENCES = 1_121, 4, 70
 FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "gemma3": {"window": 7, "layers": 3}}
+
+ENDS: dict[str, Callable[[Backend, Begun], Tensor]] = {
+    "normed": lambda backend, begun: backend.rms_norm(begun[0], begun[0][0], 1e-5),
+    "fewer columns": lambda backend, begun: begun[0][:, :32],
+    "the turns": lambda backend, begun: begun[1],
+}
+# In a process that has not loaded what other tests load.
+RECORDING = """
+import sys
+from pathlib import Path
+
+import torch
+
+from twostroke.engine.batch import Segment, build_batch
+from twostroke.engine.backends.native import NativeBackend
+from twostroke.engine.cache import KvCache
+from twostroke.engine.forward import EagerForward
+from twostroke.engine.native.build import load_kernels
+from twostroke.engine.native.recorded import RecordedForward
+from twostroke.engine.weights import WeightMode, load_model
+
+loaded = load_model(Path(sys.argv[1]), mode=WeightMode.INT8, backend=NativeBackend(load_kernels(), threads=1))
+cache = KvCache(loaded.kv_format(block_tokens=4), 4)
+attention = loaded.model.backend.attention(cache, loaded.config.attention)
+forward = RecordedForward(loaded.model, attention, EagerForward(loaded.model, attention), most_tokens=8)
+before = set(sys.modules)
+with torch.inference_mode():
+    forward.prepare()
+    forward(build_batch([Segment((1, 2), 0, (1,), sample=True)], 4))
+print("played" if forward.memory else "not recorded", *(set(sys.modules) - before))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +99,10 @@ class Counted:
 class Steps:
     """The same steps over two caches: as the model is written, and recorded."""
 
-    def __init__(self, loaded: LoadedModel, *, most_tokens: int = 128) -> None:
+    def __init__(self, loaded: LoadedModel, *, attending: Backend | None = None, most_tokens: int = 128) -> None:
         self.caches = [KvCache(loaded.kv_format(block_tokens=PAGE_TOKENS), PAGES) for _ in range(2)]
-        over = [loaded.model.backend.attention(cache, loaded.config.attention) for cache in self.caches]
+        backend = attending or loaded.model.backend
+        over = [backend.attention(cache, loaded.config.attention) for cache in self.caches]
         assert isinstance(over[1], NativeAttention)
         self.eager = EagerForward(loaded.model, over[0])
         self.beside = Counted(EagerForward(loaded.model, over[1]))
@@ -138,6 +176,45 @@ def test_a_model_that_does_more_than_call_kernels_runs_as_it_is_written(
     assert steps.beside.steps == 3
 
 
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_a_model_whose_layers_return_other_memory_runs_as_it_is_written(
+    folder: Path, end: Callable[[Backend, Begun], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = tiny(folder, "llama", WeightMode.INT8)
+
+    class Ending(Llama):
+        def layers(self, begun: Begun, attention: AttentionBackend, plan: Plan) -> Tensor:
+            return end(self.backend, (super().layers(begun, attention, plan), *begun[1:]))
+
+    ending = Ending.__new__(Ending)
+    ending.__dict__.update(vars(loaded.model))
+    with caplog.at_level(logging.INFO):
+        steps = Steps(replace(loaded, model=ending))
+    assert caplog.text.count("steps are not recorded: the hidden states are not changed in place") == 1
+    steps.run([2, 1])
+    assert steps.beside.steps == 1
+
+
+@pytest.mark.parametrize("processor", ["native", "x86-64-v3"])
+def test_a_model_whose_kernels_are_not_those_of_its_attention_runs_as_it_is_written(
+    folder: Path, processor: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        steps = Steps(tiny(folder, "llama", WeightMode.INT8), attending=native_backend(processor))
+    assert caplog.text.count("steps are not recorded: the model's kernels are not those of its attention") == 1
+    steps.run([2, 1])
+    assert steps.beside.steps == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_steps_take_the_memory_of_the_largest(folder: Path, family: str) -> None:
+    def taken(most_tokens: int) -> int:
+        steps = Steps(tiny(folder, family, WeightMode.INT8), most_tokens=most_tokens)
+        return sum(each.nbytes for each in steps.recorded.memory)
+
+    assert taken(32) == 32 * taken(1) > 0
+
+
 def test_other_work_of_torch_is_refused_by_name(folder: Path) -> None:
     x, rows = torch.ones(2, 3), torch.tensor([0])
     for run, name in (
@@ -147,22 +224,22 @@ def test_other_work_of_torch_is_refused_by_name(folder: Path) -> None:
         (lambda: x.clone(), "clone"),
     ):
         with pytest.raises(NotRecordable, match=f"{name} is not a call"):
-            record(load_kernels(), run, tokens=2)
+            record(load_kernels(), run, tokens=2, memory=[])
 
 
 def test_what_is_not_for_each_token_is_refused(folder: Path) -> None:
     library, x = load_kernels(), torch.zeros(3, 16)
     with pytest.raises(NotRecordable, match=r"memory of \[4, 2\] is not for 3 tokens"):
-        record(library, lambda: torch.empty((4, 2)), tokens=3)
+        record(library, lambda: torch.empty((4, 2)), tokens=3, memory=[])
     with pytest.raises(NotRecordable, match="empty is not a call"):
-        record(library, lambda: torch.empty(3, 2), tokens=3)
+        record(library, lambda: torch.empty(3, 2), tokens=3, memory=[])
 
     def one_number() -> Tensor:
         library.add(x.data_ptr(), x.data_ptr(), 1)
         return x
 
     with pytest.raises(NotRecordable, match="add is not for as many rows"):
-        record(library, one_number, tokens=3)
+        record(library, one_number, tokens=3, memory=[])
 
 
 def test_memory_is_given_out_again_once_nothing_looks_at_it(folder: Path) -> None:
@@ -178,16 +255,22 @@ def test_memory_is_given_out_again_once_nothing_looks_at_it(folder: Path) -> Non
         seen.append(torch.empty((2, 7)).data_ptr())
         return torch.empty((2, 100))
 
-    record(load_kernels(), run, tokens=2)
+    record(load_kernels(), run, tokens=2, memory=[])
     assert seen[0] != seen[1]
     assert seen[2] in seen[:2]
 
 
 def test_recording_loads_no_further_modules(folder: Path) -> None:
-    loaded = tiny(folder, "llama", WeightMode.INT8)
-    before = set(sys.modules)
-    Steps(loaded).run([1, 1])
-    assert {name for name in sys.modules if name not in before} == set()
+    tiny(folder, "llama", WeightMode.INT8)
+    made = subprocess.run(
+        [sys.executable, "-c", RECORDING, str(folder / "llama")],
+        cwd=Path(__file__).parents[2],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert made.stdout.split() == ["played"]
 
 
 def test_engines_that_share_a_library_record_nothing_of_each_other(folder: Path) -> None:

@@ -68,7 +68,7 @@ def test_every_field_is_a_variable_and_a_flag_wins() -> None:
 
 
 def test_variables_of_others_are_left_alone() -> None:
-    assert told(PATH="/bin", TWO="1", TWOSTROKE_CACHE="/c") == Outer(model=Path("/m"))
+    assert told(PATH="/bin", TWO="1", TWOSTROKE_CACHE="/c", TWOSTROKE_API_KEY="k") == Outer(model=Path("/m"))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from twostroke.engine.blocks import BlockPool
 from twostroke.engine.engine import Engine, EngineRequest, StepOutput
 from twostroke.engine.loans import PageLoans
 from twostroke.errors import ContextTooLong, Internal
+from twostroke.kv.keys import block_keys
 from twostroke.types import Priority, SamplingParams
 
 SEEDED = SamplingParams(seed=3, temperature=0.9, presence_penalty=0.5)
@@ -183,17 +184,19 @@ def test_nobody_gives_way_to_one_that_would_not_get_in_all_the_same() -> None:
 
 
 def test_one_that_gives_way_and_gets_in_again_at_once_runs_once_in_that_step() -> None:
-    """It computed what another one holds too; now it shares that, and needs fewer pages than it gave up."""
-    desk = Desk(pages=8, tokens_per_step=64)
-    twins = [desk.submit(paper_request(list(range(9)), max_tokens=4, priority=Priority.BATCH)) for _ in range(2)]
-    desk.step()
+    """It generated what another one did too; now it shares that, and needs fewer pages than it gave up."""
+    desk = Desk(pages=7, tokens_per_step=64)
+    prompt = list(range(5))
+    twins = [desk.submit(paper_request(prompt, max_tokens=10, priority=Priority.BATCH)) for _ in range(2)]
+    for _ in range(6):
+        desk.step()
     high = desk.submit(paper_request(list(range(20, 25)), max_tokens=2, priority=Priority.INTERACTIVE))
     desk.step()
     assert preemptions(desk) == {twins[0]: 0, twins[1]: 1, high: 0}
-    assert sorted(chunk[0] for chunk in desk.chunks[1]) == [*twins, high]
+    assert sorted(chunk[0] for chunk in desk.chunks[6]) == [*twins, high]
     desk.settle()
     for number in twins:
-        desk.expect(number, list(range(9)), 4)
+        desk.expect(number, prompt, 10)
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_chunk": 48}])
@@ -247,3 +250,21 @@ def test_an_idle_engine_knows_a_lost_page_from_a_lent_one() -> None:
     desk.core.loans.give_back(lent)
     with pytest.raises(Internal, match="1 pages are in use and 0 are lent"):
         desk.core.check_idle()
+
+
+def test_loading_the_rest_of_a_prompt_never_evicts_its_head() -> None:
+    desk = Desk(pages=17)
+    prompt = list(range(10, 10 + 10 * PAGE_TOKENS + 1))
+    request = paper_request(prompt, max_tokens=1)
+    keys = block_keys(request.root, prompt, PAGE_TOKENS)
+    desk.submit(request)
+    desk.drain()
+    desk.submit(paper_request(list(range(60, 60 + 8 * PAGE_TOKENS + 1)), max_tokens=1))  # takes the end of the first
+    desk.drain()
+    head = desk.core.cached_blocks(keys)
+    assert 0 < head < 10
+    lent = desk.core.lend_pages(10 - head, behind=keys[:head])
+    assert len(lent) == 10 - head
+    assert desk.core.cached_blocks(keys) == head
+    assert len(desk.core.lend_pages(99, behind=keys[:head])) == 16 - 10
+    assert desk.core.cached_blocks(keys) == head

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from twostroke.launcher.backoff import MAX_QUICK_DEATHS, SETTLED_SECONDS, Backoff
 from twostroke.launcher.journal import MAX_FILE_BYTES, Journal, Line
-from twostroke.launcher.plan import Place, Site
+from twostroke.launcher.options import UpOptions
+from twostroke.launcher.plan import Place, Site, plan
 from twostroke.launcher.progress import TROUBLES_SHOWN, Progress
 from twostroke.launcher.supervisor import child_environment
 
@@ -98,6 +100,13 @@ def test_the_ready_line_comes_once_and_says_where_and_how() -> None:
     assert notes.getvalue() == "twostroke: ready again\n"
 
 
+def test_where_keys_are_asked_for_the_ready_lines_send_one() -> None:
+    user, out, _ = progress()
+    user.ready(replace(SITE, api_keys=Path("/keys.toml")), "f16")
+    assert '-H "authorization: Bearer $TWOSTROKE_API_KEY"' in out.getvalue()
+    assert 'api_key=os.environ["TWOSTROKE_API_KEY"])' in out.getvalue()
+
+
 def test_each_child_that_serves_is_a_line_trouble_another_and_the_rest_stays_in_the_log() -> None:
     user, _, notes = progress()
     user.line("decode-1", Line("model ready", "info", {}))
@@ -152,7 +161,13 @@ def test_a_closed_terminal_does_not_end_the_cluster() -> None:
 
 
 def test_children_get_our_environment_without_our_settings() -> None:
-    ours = {"HOME": "/h", "TWOSTROKE_PREFILL": "2", "TWOSTROKE_CACHE": "/c", "OMP_NUM_THREADS": "64"}
+    ours = {
+        "HOME": "/h",
+        "TWOSTROKE_PREFILL": "2",
+        "TWOSTROKE_CACHE": "/c",
+        "TWOSTROKE_API_KEY": "k",
+        "OMP_NUM_THREADS": "64",
+    }
     environ = child_environment(ours, threads=1)
     assert environ["HOME"] == "/h"
     assert environ["OMP_NUM_THREADS"] == "1"
@@ -162,3 +177,10 @@ def test_children_get_our_environment_without_our_settings() -> None:
 @pytest.mark.parametrize("line", [Line("a", None, {}), Line("a", "info", {})])
 def test_a_line_without_fields_is_its_event(line: Line) -> None:
     assert str(line) == "a"
+
+
+def test_the_store_is_told_of_a_disk_where_one_is_named(tmp_path: Path) -> None:
+    for options, told in ((UpOptions(), False), (UpOptions(disk_directory=tmp_path, disk_bytes="2GiB"), True)):
+        store = plan(options, SITE)[0].arguments
+        assert ("--disk-directory" in store) is told
+        assert (str(2 << 30) in store) is told

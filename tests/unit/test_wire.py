@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from google.protobuf.message import Message
 
 from tests.support.stores import KV_FORMAT
 from twostroke import limits, wire
+from twostroke.access.caller import Caller
 from twostroke.errors import FormatMismatch, Internal, InvalidRequest
 from twostroke.handoff import DecodeOrder, PrefillOrder, Ticket
 from twostroke.kv import messages
@@ -47,6 +49,8 @@ GENERATE = wire.generate_request_pb(
     GenerateRequest(context=CONTEXT, prompt="hello", sampling=SamplingParams(), max_tokens=4),
     output=router_pb2.OUTPUT_TEXT,
 )
+
+asked = partial(wire.generate_request, caller=Caller())
 
 
 def refused(read: Callable[[Any], object], message: Message, field: str) -> None:
@@ -120,7 +124,7 @@ def test_choices_are_bounded() -> None:
 )
 def test_every_sampling_parameter_has_its_range_on_every_door(fields: dict[str, Any], field: str) -> None:
     told = {f"sampling__{name}": value for name, value in fields.items()}
-    refused(wire.generate_request, changed(GENERATE, **told), field)
+    refused(asked, changed(GENERATE, **told), field)
     refused(handoff.prefill_order, changed(PREFILL, **told), field)
     refused(handoff.decode_order, changed(DECODE, **told), field)
 
@@ -157,12 +161,12 @@ def test_a_callers_request_names_the_field_that_is_wrong(fields: dict[str, Any],
             getattr(message, name).SetInParent()
         else:
             message = changed(message, **{name: value})
-    refused(wire.generate_request, message, field)
+    refused(asked, message, field)
 
 
 def test_what_a_caller_leaves_out_is_drawn_or_stands_for_its_default() -> None:
     message = router_pb2.GenerateRequest(text="hello")
-    first, second = wire.generate_request(message), wire.generate_request(message)
+    first, second = asked(message), asked(message)
     assert first.sampling.seed != second.sampling.seed
     assert first.context.request_id != second.context.request_id
     assert dataclasses.replace(first.sampling, seed=0) == SamplingParams()
@@ -252,5 +256,5 @@ def test_a_lease_lives_for_some_time() -> None:
 def test_an_enum_value_that_is_not_known_is_refused_by_name(field: str) -> None:
     message = router_pb2.GenerateRequest(text="hello", **{field: 99})
     with pytest.raises(InvalidRequest) as caught:
-        wire.generate_request(message)
+        asked(message)
     assert caught.value.field == field

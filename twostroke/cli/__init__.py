@@ -22,6 +22,7 @@ VERBS = {
     "generate": "continue a text",
     "status": "say how a cluster is",
     "models": "list what a cluster serves; export a model's tokenizer",
+    "keys": "make API keys; check a file of them",
     "eval": "measure what weight modes cost in quality, on a text",
     "warmup": "build ahead what a first start would wait for",
     "probe": "exit 0 when a service is healthy; for container health checks",

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 
-from twostroke.cli.doors import DEFAULT_ADDRESS, Door, Manner, opened
+from twostroke.cli.doors import Door, Manner, add_door, opened
 from twostroke.cli.terminal import complain, note, show
 from twostroke.errors import TwostrokeError
 from twostroke.settings import Parser
@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb."""
     parser = Parser(prog="twostroke chat", description="Talk with the model; with QUESTION, answer it and leave.")
     parser.add_argument("question", nargs="?", help="one question; absent: a conversation")
-    parser.add_argument("--address", default=DEFAULT_ADDRESS, help="host:port (gRPC) or http://host:port (OpenAI API)")
+    add_door(parser, "host:port (gRPC) or http://host:port (OpenAI API)")
     parser.add_argument("--system", help="instructions that precede the conversation")
     parser.add_argument(
         "--max-tokens", type=int, help="most tokens of one answer; absent: what the context has room for"
@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
     told = parser.parse_known(argv)
     with asyncio.Runner() as runner:
         doors = AsyncExitStack()
-        conversation = Conversation(runner.run(doors.enter_async_context(opened(told.address))), told)
+        conversation = Conversation(runner.run(doors.enter_async_context(opened(told.address, told.api_key))), told)
         try:
             if told.question is not None:
                 runner.run(conversation.ask(told.question))

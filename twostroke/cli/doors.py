@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from twostroke.access.bearer import API_KEY_VARIABLE, authorization
 from twostroke.client import Client
 from twostroke.errors import Internal, TwostrokeError, Unavailable, by_reason
 from twostroke.launcher.refusal import Refusal
+from twostroke.settings import Parser
 from twostroke.types import Delta, Message
 
 if TYPE_CHECKING:
@@ -19,6 +22,12 @@ if TYPE_CHECKING:
 DEFAULT_ADDRESS = "127.0.0.1:8001"
 CONNECT_SECONDS = 5.0
 MAX_FRAME_BYTES = 1 << 20
+
+
+def add_door(parser: Parser, kinds: str = "host:port of the gRPC door") -> None:
+    """Let a verb be told where the cluster is, and who asks."""
+    parser.add_argument("--address", default=DEFAULT_ADDRESS, help=kinds)
+    parser.add_argument("--api-key", help=f"who asks; better in {API_KEY_VARIABLE}, which no list of processes shows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,20 +47,21 @@ class Door(Protocol):
 
 
 @asynccontextmanager
-async def opened(address: str) -> AsyncIterator[Door]:
+async def opened(address: str, api_key: str | None) -> AsyncIterator[Door]:
     """The door at `address`: host:port is gRPC, http://host:port is the OpenAI API.
 
-    Raises: Refusal, when the HTTP client is not installed.
+    Raises: Refusal, when the HTTP client is not installed; InvalidRequest, when the key cannot be one.
     """
     if not address.startswith(("http://", "https://")):
-        async with Client(address) as client:
+        async with Client(address, api_key=api_key) as client:
             yield GrpcDoor(client)
         return
     try:
         import aiohttp
     except ImportError as error:
         raise Refusal("HTTP needs the package aiohttp", "pip install aiohttp, or give the gRPC address") from error
-    async with aiohttp.ClientSession(address, read_bufsize=MAX_FRAME_BYTES) as session:
+    headers = authorization(api_key, os.environ)
+    async with aiohttp.ClientSession(address, headers=headers, read_bufsize=MAX_FRAME_BYTES) as session:
         yield HttpDoor(session)
 
 

@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from twostroke.cli.doors import DEFAULT_ADDRESS
+from twostroke.cli.doors import add_door
 from twostroke.cli.terminal import note, show
 from twostroke.client import Client
 from twostroke.settings import Parser
@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb."""
     parser = Parser(prog="twostroke generate", description="Continue PROMPT as it is, without a chat template.")
     parser.add_argument("prompt", help="the text to continue; - reads standard input")
-    parser.add_argument("--address", default=DEFAULT_ADDRESS, help="host:port of the gRPC door")
+    add_door(parser)
     parser.add_argument("--max-tokens", type=int, default=128, help="most tokens to generate")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 always takes the most likely token")
     parser.add_argument("--seed", type=int, help="makes a sampled answer repeatable; drawn when absent")
@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
 async def generate(prompt: str, told: Namespace) -> None:
     """Show the text as it comes, then on standard error what it took. Raises TwostrokeError."""
     seed, ended = 0, ""
-    async with Client(told.address) as client:
+    async with Client(told.address, api_key=told.api_key) as client:
         events = client.generate(
             prompt,
             max_tokens=told.max_tokens,

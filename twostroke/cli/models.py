@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from twostroke.cli.doors import DEFAULT_ADDRESS
+from twostroke.cli.doors import add_door
 from twostroke.cli.terminal import note, show, table
 from twostroke.client import Client
 from twostroke.cluster import ModelInfo
@@ -26,7 +26,7 @@ def _list(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="twostroke models", description=f"List what a cluster serves. See also: twostroke models {EXPORT} --help"
     )
-    parser.add_argument("--address", default=DEFAULT_ADDRESS, help="host:port of the gRPC door")
+    add_door(parser)
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds to wait for an answer")
     models = asyncio.run(_ask(parser.parse_known(argv)))
     show(table(HEADER, [_row(model) for model in models]))
@@ -34,7 +34,7 @@ def _list(argv: Sequence[str]) -> int:
 
 
 async def _ask(told: Namespace) -> tuple[ModelInfo, ...]:
-    async with Client(told.address) as client:
+    async with Client(told.address, api_key=told.api_key) as client:
         return await client.models(timeout=told.timeout)
 
 

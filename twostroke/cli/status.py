@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from twostroke.cli.doors import DEFAULT_ADDRESS
+from twostroke.cli.doors import add_door
 from twostroke.cli.terminal import note, show, table
 from twostroke.client import Client, Status, WorkerStatus
 from twostroke.settings import Parser
@@ -16,18 +16,18 @@ HEADER = ("ADDRESS", "ROLE", "STATE", "RUNNING", "WAITING", "FREE PAGES", "STEPS
 def run(argv: Sequence[str]) -> int:
     """Run the verb: 0 when the cluster is ready, 1 when not."""
     parser = Parser(prog="twostroke status", description="Say how a cluster is; exit 0 when it is ready, 1 when not.")
-    parser.add_argument("--address", default=DEFAULT_ADDRESS, help="host:port of the gRPC door")
+    add_door(parser)
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds to wait for an answer")
     told = parser.parse_known(argv)
-    status = asyncio.run(ask(told.address, told.timeout))
+    status = asyncio.run(ask(told.address, told.api_key, told.timeout))
     show(report(status))
     note("ready" if status.ready else f"not ready: {status.reason}")
     return 0 if status.ready else 1
 
 
-async def ask(address: str, seconds: float) -> Status:
+async def ask(address: str, api_key: str | None, seconds: float) -> Status:
     """The router's own report. Raises TwostrokeError."""
-    async with Client(address) as client:
+    async with Client(address, api_key=api_key) as client:
         return await client.status(timeout=seconds)
 
 

@@ -41,12 +41,15 @@ class Embedding(Protocol):
 class Backend(Protocol):
     """Arithmetic on one device. Activations are [T, ...] tensors on `device` in `dtype`; sums are float32 everywhere.
 
-    Methods take and return tensors on the device; `linear`, `embedding` and `vector` bring weights there.
+    Methods take and return tensors on the device; `placed`, `linear`, `embedding` and `vector` bring weights there.
     """
 
     name: str
     device: torch.device
     dtype: torch.dtype  # of activations
+
+    def placed(self, matrix: Matrix) -> Matrix:
+        """Bring a matrix to where `linear` and `embedding` want it, so that both can be made of one."""
 
     def linear(self, matrix: Matrix) -> Linear:
         """Prepare a matrix for multiplication."""

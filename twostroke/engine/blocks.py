@@ -37,7 +37,7 @@ class BlockPool:
         self._key_of: dict[int, bytes] = {}
         self._index: dict[bytes, CachedPage] = {}
         self._evictable: dict[int, None] = {}  # least recently used first
-        self._returned = 0
+        self._changes = 0
 
     @property
     def capacity(self) -> int:
@@ -60,9 +60,9 @@ class BlockPool:
         return len(self._free) + len(self._evictable)
 
     @property
-    def returned(self) -> int:
-        """How often a page lost its last owner so far: while this stands still, a `take` that failed fails again."""
-        return self._returned
+    def changes(self) -> int:
+        """How often a page lost its last owner, or got a key: while this stands still, what did not fit does not."""
+        return self._changes
 
     def freed_by(self, pages: Iterable[int]) -> int:
         """How many pages would lose their last owner by a `release` of `pages`. Changes nothing."""
@@ -119,17 +119,19 @@ class BlockPool:
                 raise Internal(f"page {page} is released more often than it was held")
             self._references[page] -= 1
             if self._references[page] == 0:
-                self._returned += 1
+                self._changes += 1
                 if page in self._key_of:
                     self._evictable[page] = None
                 else:
                     self._free.append(page)
 
-    def touch(self, page: int) -> None:
-        """Make an evictable page the last one to be evicted; nothing changes for a page in use."""
-        if page in self._evictable:
-            del self._evictable[page]
-            self._evictable[page] = None
+    def touch(self, page: int) -> bool:
+        """Make an evictable page the last one to be evicted; False, and no change, for a page in use."""
+        if page not in self._evictable:
+            return False
+        del self._evictable[page]
+        self._evictable[page] = None
+        return True
 
     def publish(self, page: int, key: bytes, tokens: int) -> bool:
         """Make a referenced page known by `key`, now that its bytes are complete.
@@ -147,6 +149,7 @@ class BlockPool:
         if known.page != page:
             return False
         self._key_of[page] = key
+        self._changes += 1
         return True
 
     def reset(self) -> None:

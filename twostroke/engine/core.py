@@ -59,7 +59,8 @@ class EngineCore:
         self._runner = runner
         self._pool = BlockPool(settings.pages)
         self.loans = PageLoans(self._pool)
-        self._scheduler = Scheduler(settings, Paging(self._pool, self.loans, bounds.page_tokens))
+        self._paging = Paging(self._pool, self.loans, bounds.page_tokens)
+        self._scheduler = Scheduler(settings, self._paging)
         self._sequences: dict[int, Sequence] = {}
         self._steps = 0
 
@@ -101,12 +102,15 @@ class EngineCore:
         """How many leading keys are in pages; pins nothing."""
         return len(self._pool.match(keys))
 
-    def lend_pages(self, count: int) -> list[int]:
+    def lend_pages(self, count: int, behind: Items[bytes] = ()) -> list[int]:
         """Lend up to `count` pages to be filled: fewer, or none, when memory is short or spoken for.
 
-        Blocks that are loaded for later requests never take the pages that earlier ones wait for.
+        Blocks that are loaded for later requests never take the pages that the first in line waits for, nor those
+        that hold the blocks named by `behind`: what comes after them is of no use without them.
         """
-        return self.loans.take(min(count, self._pool.available - self._scheduler.claimed))
+        head = self._pool.match(behind)
+        kept = sum(self._pool.touch(page) for page in reversed(head))
+        return self.loans.take(min(count, self._pool.available - self._scheduler.claimed - kept))
 
     def step(self) -> list[Delivery] | None:
         """Plan and run one step; None when nothing can run until a command comes.
@@ -148,11 +152,13 @@ class EngineCore:
         """With no sequence here, compare what is outside the pool with what is lent; costs the same for any pool.
 
         Raises:
-            Internal: a page was lost, or given to two.
+            Internal: a page was lost, or given to two; or a block is waited for that nobody fills.
         """
         held = self._pool.capacity - self._pool.available
         if not self.busy and held != self.loans.count:
             raise Internal(f"{held} pages are in use and {self.loans.count} are lent, but nothing runs")
+        if not self.busy and self._paging.promised:
+            raise Internal(f"{self._paging.promised} blocks are to be filled, but nothing runs")
 
     def check_integrity(self) -> None:
         """Prove the accounts page by page: for tests, and for the end of an engine. It looks at the whole pool.

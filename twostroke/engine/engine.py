@@ -127,12 +127,13 @@ class Engine:
         load = self._exchange.load
         return replace(load, busy=load.busy or self._exchange.pending)
 
-    async def take_pages(self, count: int) -> list[int]:
+    async def take_pages(self, count: int, *, behind: Sequence[bytes] = ()) -> list[int]:
         """Borrow up to `count` pages to fill: fewer, or none, when memory is short. Does not wait for memory.
 
+        Cached blocks named by `behind`, whose prefix the new ones go on, are not evicted for it.
         Each ends in `adopt_pages` or `release_pages`.
         """
-        taking = self._exchange.ask(lambda core: core.lend_pages(count))
+        taking = self._exchange.ask(lambda core: core.lend_pages(count, behind))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:

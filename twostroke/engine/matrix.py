@@ -46,8 +46,8 @@ class Matrix:
 
     def dense(self) -> Tensor:
         """Return the numbers as float32 [N, K]: exactly, but for int8, whose products float32 rounds once."""
-        wide = self.values.float()
-        return wide if self.scales is None else wide * self.scales.unsqueeze(1)
+        wide = self.values.float()  # a fresh one, unless they are float32
+        return wide if self.scales is None else wide.mul_(self.scales.unsqueeze(1))
 
 
 def stored(name: str, weight: Tensor, mode: WeightMode, bias: Tensor | None = None) -> Matrix:

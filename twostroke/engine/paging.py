@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from twostroke.engine.blocks import BlockPool
+from twostroke.engine.coalescing import Leaders, Wait
 from twostroke.engine.loans import PageLoans
 from twostroke.engine.outputs import FilledBlock
 from twostroke.engine.sequence import Sequence
@@ -28,11 +30,17 @@ class Paging:
         self._pool = pool
         self._loans = loans
         self._page_tokens = page_tokens
+        self._leaders = Leaders()
 
     @property
-    def returned(self) -> int:
-        """See `BlockPool.returned`."""
-        return self._pool.returned
+    def promised(self) -> int:
+        """Blocks that running sequences have yet to fill from tokens that they have."""
+        return self._leaders.keys
+
+    @property
+    def changes(self) -> int:
+        """See `BlockPool.changes`."""
+        return self._pool.changes
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold so many tokens."""
@@ -40,19 +48,40 @@ class Paging:
 
     def find(self, sequence: Sequence) -> Prefix:
         """The longest cached prefix: full blocks, then an exact tail. At least one token is left to run."""
-        pages = self._pool.match(sequence.keys[: (len(sequence.tokens) - 1) // self._page_tokens])
+        pages = self._pool.match(sequence.keys[: self._sharable(sequence)])
         for key, tokens in sequence.tails(len(pages)):
             cached = self._pool.find(key)
             if cached is not None:
                 return Prefix(pages, cached.page, tokens)
         return Prefix(pages, None, len(pages) * self._page_tokens)
 
-    def fits(self, sequence: Sequence, prefix: Prefix, without: Iterable[Sequence]) -> bool:
-        """Whether `reserve` would succeed once the sequences in `without` have been freed."""
+    def wait(self, sequence: Sequence, prefix: Prefix) -> Wait | None:
+        """What a running sequence will fill next to a prefix that was found; None when there is nothing to wait for.
+
+        It goes up to the last block that both share, so that who waits is looked at again once and not block by block.
+        """
+        if prefix.tail is not None:
+            return None  # but for the last token, everything was found
+        blocks, sharable, key = len(prefix.pages), self._sharable(sequence), None
+        if blocks < sharable and (leader := self._leaders.of(sequence.keys[blocks], sequence)) is not None:
+            mine, theirs = sequence.keys, leader.keys
+            both = range(min(sharable, len(theirs)))  # keys are chained: from the first that differs on, all do
+            blocks = bisect_left(both, True, lo=blocks, key=lambda block: mine[block] != theirs[block])
+            key = mine[blocks - 1]
+        if blocks == sharable:
+            key = next((tail for tail, _ in sequence.tails(blocks) if self._leaders.of(tail, sequence)), key)
+        return Wait(key, self.pages_for(sequence.length_to_admit) - blocks) if key is not None else None
+
+    def lasts(self, wait: Wait, sequence: Sequence) -> bool:
+        """Whether a wait goes on: the block is not there yet, and who will fill it still runs. Cheap: no search."""
+        return self._pool.find(wait.key) is None and self._leaders.of(wait.key, sequence) is not None
+
+    def fits(self, sequence: Sequence, prefix: Prefix, without: Iterable[Sequence], keep: int) -> bool:
+        """Whether `reserve` would succeed, and leave `keep` pages, once the sequences in `without` have been freed."""
         self._pool.hold(prefix.pages)
         room = self._pool.available + self._pool.freed_by(page for each in without for page in each.pages)
         self._pool.release(reversed(prefix.pages))
-        return self._missing(sequence, prefix) <= room
+        return self._missing(sequence, prefix) + keep <= room
 
     def reserve(self, sequence: Sequence, prefix: Prefix) -> bool:
         """Give a waiting sequence all the pages it needs to begin, or nothing at all.
@@ -70,6 +99,7 @@ class Paging:
         sequence.pages = prefix.pages + taken
         sequence.computed = prefix.tokens
         sequence.published = len(prefix.pages)
+        self._leaders.enter(sequence)
         return True
 
     def copy_of(self, sequence: Sequence, prefix: Prefix) -> PageCopy | None:
@@ -88,6 +118,7 @@ class Paging:
 
     def free(self, sequence: Sequence) -> None:
         """Take a sequence's pages back; what was published stays cached, and its end is evicted first."""
+        self._leaders.leave(sequence)
         self._pool.release(reversed(sequence.pages))
         sequence.pages = []
         sequence.computed = 0
@@ -103,6 +134,7 @@ class Paging:
         full = sequence.computed // self._page_tokens
         for block in range(sequence.published, full):
             self._pool.publish(sequence.pages[block], sequence.keys[block], self._page_tokens)
+            self._leaders.filled(sequence, sequence.keys[block])
         sequence.published = max(sequence.published, full)
         if not sequence.request.export:
             return ()
@@ -115,6 +147,10 @@ class Paging:
             filled.append(rest)
         self._loans.lend([block.page for block in filled])
         return tuple(filled)
+
+    def _sharable(self, sequence: Sequence) -> int:
+        """Leading full blocks that a sequence never writes into, since at least one token is left to run."""
+        return (len(sequence.tokens) - 1) // self._page_tokens
 
     def _missing(self, sequence: Sequence, prefix: Prefix) -> int:
         """Pages that a waiting sequence needs beyond those it can share."""

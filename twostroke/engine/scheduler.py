@@ -3,6 +3,10 @@
 A sequence is WAITING and holds nothing, or RUNNING and holds pages for all of its tokens; nobody waits while holding.
 Classes are strict: a lower one gives up its place, and its pages, when a higher one needs them. Within a class the
 oldest goes first and is the last to give way, so every sequence gets to its end.
+
+The order is about room, and one rule is about use: who would compute what a running sequence of its class or a higher
+one is about to fill is passed over until that is filled, or will not be. Those behind it may run meanwhile, but not in
+its room, so that it loses nothing by waiting; and since it waits only for one that runs, nobody waits for each other.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from twostroke.engine.coalescing import Wait
 from twostroke.engine.outputs import StepOutput
 from twostroke.engine.paging import Paging, Prefix
 from twostroke.engine.sequence import Sequence, SequenceState
@@ -47,6 +52,14 @@ class _Draft:
         self.budget += self.counts.pop(sequence, 0)
 
 
+@dataclass(slots=True)
+class _Kept:
+    """Room for those that were passed over: nobody behind them gets it."""
+
+    places: int = 0
+    pages: int = 0
+
+
 class Scheduler:
     """Sequences in order, and the rules by which they get pages and tokens of a step."""
 
@@ -56,7 +69,8 @@ class Scheduler:
         # Both by _seniority. Of the waiting the first comes next: who gave way is older than all who never ran.
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []  # the last one gives way first
-        self._stuck: tuple[Sequence, int, int] | None = None  # who did not fit, and the state of things then
+        self._waits: dict[Sequence, Wait] = {}  # of those that were passed over
+        self._stuck: tuple[Sequence, int, int, int, int] | None = None  # who did not fit, and the state of things then
 
     @property
     def running(self) -> int:
@@ -75,9 +89,14 @@ class Scheduler:
 
     @property
     def claimed(self) -> int:
-        """Pages that are spoken for: all that the first in line needs, and one for each that runs to grow by."""
-        first = self._paging.pages_for(self._waiting[0].length_to_admit) if self._waiting else 0
-        return first + self.running
+        """Pages that are spoken for: by the first in line, those passed over before it, and one for each that runs."""
+        pages = self.running
+        for sequence in self._waiting:
+            wait = self._waits.get(sequence)
+            if wait is None:
+                return pages + self._paging.pages_for(sequence.length_to_admit)
+            pages += wait.pages
+        return pages
 
     def add(self, sequence: Sequence) -> None:
         """Let a new sequence wait for its turn.
@@ -93,6 +112,7 @@ class Scheduler:
         """End a sequence where it stands and free all it holds. Doing so twice changes nothing."""
         if sequence.state is SequenceState.WAITING:
             self._waiting.remove(sequence)
+            self._waits.pop(sequence, None)
         elif sequence.state is SequenceState.RUNNING:
             self._running.remove(sequence)
             self._paging.free(sequence)
@@ -147,32 +167,53 @@ class Scheduler:
         return True
 
     def _admit(self, draft: _Draft) -> None:
-        """Admit waiting sequences in turn until one does not fit; nobody overtakes it."""
-        while self._waiting and draft.budget > 0:
-            sequence = self._waiting[0]
-            if self._stuck == (sequence, self._paging.returned, self.running):
-                return
-            prefix = self._paging.find(sequence)
-            refusal = _refusal(sequence, prefix)
-            if refusal is not None:
-                self.remove(sequence)
-                draft.refusals.append(refusal)
-            elif self._enter(sequence, prefix, draft):
-                copy = self._paging.copy_of(sequence, prefix)
-                draft.copies += [copy] if copy else []
-                draft.give(sequence, draft.half)
-            else:
-                self._stuck = (sequence, self._paging.returned, self.running)
-                return
+        """Admit waiting sequences in turn until one does not fit; nobody overtakes it.
 
-    def _enter(self, sequence: Sequence, prefix: Prefix, draft: _Draft) -> bool:
-        """Make the first waiting sequence a running one, if a place and its pages can be had.
+        Those that had better wait are passed over, and their room is kept.
+        """
+        kept = _Kept()
+        while kept.places < self.waiting and draft.budget > 0:
+            sequence = self._waiting[kept.places]
+            wait = self._waits.pop(sequence, None)
+            if wait is None or not self._paging.lasts(wait, sequence):
+                state = (sequence, self._paging.changes, self.running, kept.places, kept.pages)
+                if self._stuck == state:
+                    return
+                prefix = self._paging.find(sequence)
+                wait = self._paging.wait(sequence, prefix)
+                if wait is None:
+                    if self._take(sequence, prefix, kept, draft):
+                        continue
+                    self._stuck = state
+                    return
+            self._waits[sequence] = wait
+            kept.places += 1
+            kept.pages += wait.pages
+
+    def _take(self, sequence: Sequence, prefix: Prefix, kept: _Kept, draft: _Draft) -> bool:
+        """Admit a waiting sequence, or turn it away; False when it does not fit."""
+        refusal = _refusal(sequence, prefix)
+        if refusal is not None:
+            self.remove(sequence)
+            draft.refusals.append(refusal)
+            return True
+        if not self._enter(sequence, prefix, kept, draft):
+            return False
+        copy = self._paging.copy_of(sequence, prefix)
+        draft.copies += [copy] if copy else []
+        draft.give(sequence, draft.half)
+        return True
+
+    def _enter(self, sequence: Sequence, prefix: Prefix, kept: _Kept, draft: _Draft) -> bool:
+        """Make a waiting sequence a running one, if a place and its pages can be had beside what is kept.
 
         Lower classes give way, the last in seniority first, and none of them for a sequence that would not get in.
         """
         lower = [each for each in self._running if each.request.priority > sequence.request.priority]
         places = self._settings.max_running
-        if self.running - len(lower) >= places or not self._paging.fits(sequence, prefix, without=lower):
+        if self.running - len(lower) + kept.places >= places:
+            return False
+        if not self._paging.fits(sequence, prefix, without=lower, keep=kept.pages):
             return False
         while self.running >= places or not self._paging.reserve(sequence, prefix):
             draft.withdraw(self._running[-1])

@@ -160,6 +160,13 @@ class Sequence:
         for block in range(len(self.keys), self.computed // size):
             self.keys.append(block_key(self.parent(block), self.tokens[block * size : (block + 1) * size]))
 
+    def unfilled(self) -> Iterator[bytes]:
+        """Keys of the blocks after `published` that the tokens it has will fill; an exported tail is the last."""
+        yield from self.keys[self.published :]
+        rest = self.tokens[len(self.keys) * self._page_tokens :]
+        if rest and self.request.export and self.request.first_token_only:
+            yield block_key(self.parent(len(self.keys)), rest)
+
     def tail_key(self, blocks: int) -> bytes:
         """The key of the computed tokens after `blocks` full blocks."""
         return block_key(self.parent(blocks), self.tokens[blocks * self._page_tokens : self.computed])

@@ -125,15 +125,23 @@ class BlockStoreClient(KvStoreClient):
         return Stored(tenancy.lease, tuple(refs))
 
     async def read_blocks(
-        self, lease: Lease | None, keys: Sequence[bytes], pages: Sequence[int], *, deadline: float | None = None
+        self,
+        lease: Lease | None,
+        keys: Sequence[bytes],
+        pages: Sequence[int],
+        terms: Terms = ORDINARY,
+        *,
+        deadline: float | None = None,
     ) -> Loaded:
         """Fill pages with the longest held prefix of the keys, which joins the lease.
+
+        Blocks that the node brings into its arena for it take of the share of `terms`' namespace.
 
         The pages may be given back once this returns or raises, also when it is cancelled.
 
         Raises: TwostrokeError, when the store is in trouble.
         """
-        tenancy = Tenancy(lease)
+        tenancy = Tenancy(lease, terms)
         count = await self._whole(tenancy, self._read(tenancy, keys, pages, deadline))
         return Loaded(tenancy.lease, count)
 
@@ -196,6 +204,13 @@ class BlockStoreClient(KvStoreClient):
             self._transport, self._node = self._open(node), node
             log.info("blocks move", extra={"transport": self._transport.name})
         return self._transport
+
+    def forget(self, node: Attachment) -> None:
+        """Attach anew before the next call, and give up what was held as the writer that the node knows."""
+        super().forget(node)
+        if self._node is node:
+            self._retire()
+            self._behind(self._close_retired(), name="retire")
 
     def _retire(self) -> None:
         if self._transport is not None:

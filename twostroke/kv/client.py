@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Self
 
@@ -204,12 +204,16 @@ class KvStoreClient:
 
         Trouble is logged: what is not released ends by time.
         """
-        task = asyncio.create_task(self._release(lease), name="release")
+        self._behind(self._release(lease), name="release")
+
+    def _behind(self, work: Coroutine[None, None, None], *, name: str) -> None:
+        """Do what nobody waits for, in a task that `released` waits for."""
+        task = asyncio.create_task(work, name=name)
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
 
     async def released(self) -> None:
-        """Return when every release so far was carried out; bounded by the time limit of a call."""
+        """Return when all that was left behind so far is done; bounded by the time limit of a call."""
         if self._releasing:
             await asyncio.wait(self._releasing)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -31,6 +32,23 @@ class LockedFile:
         """Remove the file and free the lock."""
         self.path.unlink(missing_ok=True)
         os.close(self.descriptor)
+
+
+def try_hold(path: Path) -> int | None:
+    """Lock a file, made if it is missing, for as long as the answered descriptor is open; None while others hold it.
+
+    Raises: OSError.
+    """
+    for _ in range(_ATTEMPTS):
+        with contextlib.ExitStack() as opened:
+            descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o600)
+            opened.callback(os.close, descriptor)
+            if not _try_lock(descriptor):
+                return None
+            if os.fstat(descriptor).st_nlink:  # or it was removed before it was locked
+                opened.pop_all()
+                return descriptor
+    return None
 
 
 def is_held(path: Path) -> bool:

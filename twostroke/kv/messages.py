@@ -173,7 +173,12 @@ def attachment_pb(value: Attachment) -> kvstore_pb2.AttachResponse:
 
 
 def status_pb(
-    incarnation: str, kv_format: common_pb2.KvFormat | None, stats: StoreStats
+    incarnation: str,
+    kv_format: common_pb2.KvFormat | None,
+    stats: StoreStats,
+    disk: kvstore_pb2.DiskStatus | None = None,
 ) -> kvstore_pb2.GetStoreStatusResponse:
     """Write how full a node is; the counts have the same names in both."""
-    return kvstore_pb2.GetStoreStatusResponse(incarnation=incarnation, format=kv_format, **dataclasses.asdict(stats))
+    return kvstore_pb2.GetStoreStatusResponse(
+        incarnation=incarnation, format=kv_format, disk=disk, **dataclasses.asdict(stats)
+    )

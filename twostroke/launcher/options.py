@@ -25,6 +25,7 @@ class UpOptions:
     host: str = setting("127.0.0.1", help="interface of the two doors; everything else stays on loopback")
     port: int = setting(8_000, help="port of the OpenAI API; 0 picks a free one")
     grpc_port: int | None = setting(None, help="port of the gRPC door; by default the one after --port")
+    api_keys: Path | None = setting(None, help="file of API keys (twostroke keys); without one, none is asked for")
     device: Device = setting(Device.AUTO, help="where workers compute: auto, cpu or cuda; auto takes a GPU that works")
     weights: WeightMode | None = setting(
         None,
@@ -43,6 +44,10 @@ class UpOptions:
     arena_directory: Path | None = setting(
         None, help="folder of the arena; by default /dev/shm, or a temporary one where that is missing"
     )
+    disk_directory: Path | None = setting(
+        None, help="folder for stored blocks on disk, which survive a restart; without one memory is all there is"
+    )
+    disk_bytes: str = setting("8GiB", help="room on disk for stored blocks, reserved at once")
     drain_seconds: float = setting(20.0, help="how long open answers may go on after Ctrl-C")
     otlp_endpoint: str = setting("", help="OTLP gRPC endpoint for traces, such as http://127.0.0.1:4317; empty is off")
     log_level: str = setting("info", help="debug, info, warning or error")
@@ -65,6 +70,7 @@ class UpOptions:
             raise InvalidSetting("log_level", self.log_level, "must be debug, info, warning or error")
         parse_bytes("kv_bytes", self.kv_bytes)
         parse_bytes("arena_bytes", self.arena_bytes)
+        parse_bytes("disk_bytes", self.disk_bytes)
 
     def _within(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)

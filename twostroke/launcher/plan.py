@@ -9,6 +9,7 @@ from pathlib import Path
 from twostroke.engine.device import Device
 from twostroke.engine.mode import KvMode
 from twostroke.launcher.options import UpOptions
+from twostroke.settings import parse_bytes
 
 
 class Role(enum.Enum):
@@ -56,6 +57,7 @@ class Site:
     decode: tuple[Place, ...]
     router: Place
     http_listen: str
+    api_keys: Path | None = None  # file of the keys that both doors ask for
 
     @property
     def model_name(self) -> str:
@@ -96,8 +98,16 @@ def _kvstore(options: UpOptions, site: Site) -> tuple[str, ...]:
         *("--listen", site.kvstore.listen),
         *("--arena-directory", str(site.arena_directory)),
         *("--arena-bytes", str(options.arena_size)),
+        *_disk(options),
         *_shared(options),
     )
+
+
+def _disk(options: UpOptions) -> tuple[str, ...]:
+    if options.disk_directory is None:
+        return ()
+    size = parse_bytes("disk_bytes", options.disk_bytes)
+    return ("--disk-directory", str(options.disk_directory.absolute()), "--disk-bytes", str(size))
 
 
 def _worker(options: UpOptions, site: Site, place: Place) -> tuple[str, ...]:
@@ -123,6 +133,7 @@ def _router(options: UpOptions, site: Site) -> tuple[str, ...]:
         *("--prefill", ",".join(place.reach for place in site.prefill)),
         *("--decode", ",".join(place.reach for place in site.decode)),
         *("--kvstore", site.kvstore.reach),
+        *(("--api-keys", str(site.api_keys)) if site.api_keys else ()),
         *_shared(options),
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from twostroke.access.keyfile import InvalidKeyFile, parse, read
 from twostroke.launcher.models import find_model, hub_id
 from twostroke.launcher.options import MAX_PORT, UpOptions
 from twostroke.launcher.plan import Place, Site, join_address
@@ -24,6 +25,7 @@ def survey(options: UpOptions) -> Site:
     """Where the cluster of these options will lie on this machine. Raises Refusal before anything was started."""
     _require_packages()
     model = find_model(options.model)
+    api_keys = options.api_keys and _sound_keys(options.api_keys)
     arena = _arena(options)
     http, grpc, *inner = _ports(options)
     kvstore, *workers = (Place.local(port) for port in inner)
@@ -36,6 +38,7 @@ def survey(options: UpOptions) -> Site:
         decode=tuple(workers[options.prefill :]),
         router=Place.local(grpc, options.host),
         http_listen=join_address(options.host, http),
+        api_keys=api_keys,
     )
 
 
@@ -62,6 +65,14 @@ def _require_packages() -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise Refusal(f"packages are missing: {', '.join(missing)}", 'pip install "twostroke[cpu]"')
+
+
+def _sound_keys(path: Path) -> Path:
+    try:
+        parse(read(path))
+    except InvalidKeyFile as error:
+        raise Refusal(f"--api-keys {path}: {error}", "mend what the message names") from error
+    return path.absolute()  # a link stays one: the file behind it may be changed for another
 
 
 def _arena(options: UpOptions) -> Path:

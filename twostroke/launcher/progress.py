@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TextIO
 
+from twostroke.access.bearer import API_KEY_VARIABLE
 from twostroke.launcher.journal import Line
 from twostroke.launcher.plan import Site
 
@@ -72,12 +73,14 @@ class Progress:
         about = f"{site.model_name}, weights {weights}"
         workers = f"{len(site.prefill)} prefill, {len(site.decode)} decode"
         http, grpc = reachable(site.http_listen), reachable(site.router.reach)
+        header = f' -H "authorization: Bearer ${API_KEY_VARIABLE}"' if site.api_keys else ""
+        key = f'os.environ["{API_KEY_VARIABLE}"]' if site.api_keys else '"none"'
         _write(
             self._out,
             f"ready http://{http} ({about}, {workers}, gRPC {grpc}, {self._seconds():.1f} s)\n"
-            f"  curl http://{http}/v1/chat/completions -H 'content-type: application/json' \\\n"
+            f"  curl http://{http}/v1/chat/completions -H 'content-type: application/json'{header} \\\n"
             f'    -d \'{{"temperature": 0, "messages": {QUESTION}}}\'\n'
-            f'  client = openai.OpenAI(base_url="http://{http}/v1", api_key="none")\n'
+            f'  client = openai.OpenAI(base_url="http://{http}/v1", api_key={key})\n'
             f'  client.chat.completions.create(model="default", temperature=0, messages={QUESTION})\n'
             f"  {self._command} chat --address {grpc}\n",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -16,8 +16,10 @@ from twostroke.rpc.status import abort
 
 log = logging.getLogger(__name__)
 
-# Routers keep these open for ever and ask them while we drain: they pass beside the gate.
-_UNGATED = ("/twostroke.v1.WorkerService/", "/twostroke.v1.RouterService/GetStatus")
+# Routers keep these open for ever and ask them while we drain: they pass beside the gate, through one of their own.
+_BESIDE = ("/twostroke.v1.WorkerService/", "/twostroke.v1.RouterService/GetStatus")
+
+MAX_BESIDE = 128
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -27,6 +29,7 @@ class Border(grpc.aio.ServerInterceptor):
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
+        self._beside = Gate(MAX_BESIDE)
 
     async def intercept_service(
         self,
@@ -71,7 +74,7 @@ class Border(grpc.aio.ServerInterceptor):
         return call
 
     def _entered(self, name: str) -> AbstractAsyncContextManager[None]:
-        return nullcontext() if name.startswith(_UNGATED) else self._gate.entered()
+        return (self._beside if name.startswith(_BESIDE) else self._gate).entered()
 
     async def _abort(self, context: Context, error: Exception, name: str) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError):

@@ -32,6 +32,7 @@ class ServerSettings:
     listen: str = setting("127.0.0.1:0", help="host:port of the gRPC server; port 0 picks a free one")
     max_calls: int = setting(1_024, help="calls that may be open at once")
     drain_seconds: float = setting(30.0, help="how long open calls may go on after SIGTERM")
+    fault_points: bool = setting(False, help="let FaultService strike at calls, to test a cluster; never in production")
     stop_with_stdin: bool = setting(False, help="drain also when standard input closes (set by the launcher)")
 
     def __post_init__(self) -> None:
@@ -76,7 +77,11 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    settings: ServerSettings, *services: Service, gate: Gate | None = None, ready: bool = True
+    settings: ServerSettings,
+    *services: Service,
+    gate: Gate | None = None,
+    guard: grpc.aio.ServerInterceptor | None = None,
+    ready: bool = True,
 ) -> AsyncIterator[Server]:
     """Serve inside the block. Leaving it drains: open calls may finish for `drain_seconds`, then get Unavailable.
 
@@ -84,12 +89,23 @@ async def serving(
         settings: address and limits.
         services: what to serve, beside health and reflection.
         gate: closes when the drain begins; a service that wants to know passes the one it holds.
+        guard: sees every call before anything else does, those of health and reflection too.
         ready: what health says at first.
 
     Raises: Unavailable, when the address cannot be bound.
     """
     gate = gate or Gate(settings.max_calls)
-    server = grpc.aio.server(interceptors=[Border(gate)], options=SERVER_OPTIONS)
+    interceptors: list[grpc.aio.ServerInterceptor] = [Border(gate)]
+    if settings.fault_points:
+        from twostroke.rpc.faults import FaultBoard, FaultPoints, FaultService
+
+        board = FaultBoard()
+        services = (*services, FaultService(board, [service.full_name for service in services]))
+        interceptors.insert(0, FaultPoints(board))
+        log.warning("fault points are on: calls can be struck on purpose")
+    if guard is not None:
+        interceptors.insert(0, guard)
+    server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     for service in services:

@@ -17,8 +17,10 @@ from twostroke.errors import (
     Internal,
     InvalidRequest,
     NotFound,
+    PermissionDenied,
     TooLarge,
     TwostrokeError,
+    Unauthenticated,
     Unavailable,
     WorkerLost,
     by_reason,
@@ -29,6 +31,8 @@ DETAILS = "grpc-status-details-bin"
 # For statuses that carry no ErrorInfo of ours: they come from gRPC itself or from another server.
 _BY_CODE: dict[grpc.StatusCode, type[TwostrokeError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.RESOURCE_EXHAUSTED: TooLarge,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,

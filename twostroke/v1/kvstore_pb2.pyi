@@ -445,8 +445,11 @@ class AcquireRequest(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     lease_id: _builtins.str
+    namespace: _builtins.str
+    """Whose share of the arena blocks take that are brought into it."""
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -458,10 +461,11 @@ class AcquireRequest(_message.Message):
         lease_id: _builtins.str = ...,
         lease_duration: _duration_pb2.Duration | None = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        namespace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "lease_duration", b"lease_duration", "lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "namespace", b"namespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -848,6 +852,7 @@ class GetStoreStatusResponse(_message.Message):
     QUOTA_REFUSALS_FIELD_NUMBER: _builtins.int
     HONOURED_KEEPS_FIELD_NUMBER: _builtins.int
     EXPIRED_KEEPS_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     slots: _builtins.int
     free: _builtins.int
@@ -878,6 +883,10 @@ class GetStoreStatusResponse(_message.Message):
     def format(self) -> _common_pb2.KvFormat:
         """Absent until the first worker attached."""
 
+    @_builtins.property
+    def disk(self) -> Global___DiskStatus:
+        """Absent without a disk."""
+
     def __init__(
         self,
         *,
@@ -899,13 +908,70 @@ class GetStoreStatusResponse(_message.Message):
         quota_refusals: _builtins.int = ...,
         honoured_keeps: _builtins.int = ...,
         expired_keeps: _builtins.int = ...,
+        disk: Global___DiskStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_format", b"_format", "format", b"format"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk", b"_disk", "_format", b"_format", "disk", b"disk", "format", b"format"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_format", b"_format", "committed", b"committed", "evictions", b"evictions", "expired_keeps", b"expired_keeps", "format", b"format", "free", b"free", "ghost_hits", b"ghost_hits", "honoured_keeps", b"honoured_keeps", "incarnation", b"incarnation", "kept", b"kept", "leased_blocks", b"leased_blocks", "leases", b"leases", "namespaces", b"namespaces", "quarantined", b"quarantined", "quota_refusals", b"quota_refusals", "reserved", b"reserved", "slots", b"slots", "transient", b"transient", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk", b"_disk", "_format", b"_format", "committed", b"committed", "disk", b"disk", "evictions", b"evictions", "expired_keeps", b"expired_keeps", "format", b"format", "free", b"free", "ghost_hits", b"ghost_hits", "honoured_keeps", b"honoured_keeps", "incarnation", b"incarnation", "kept", b"kept", "leased_blocks", b"leased_blocks", "leases", b"leases", "namespaces", b"namespaces", "quarantined", b"quarantined", "quota_refusals", b"quota_refusals", "reserved", b"reserved", "slots", b"slots", "transient", b"transient", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__disk: _TypeAlias = _typing.Literal["disk"]  # noqa: Y015
+    _WhichOneofArgType__disk: _TypeAlias = _typing.Literal["_disk", b"_disk"]  # noqa: Y015
     _WhichOneofReturnType__format: _TypeAlias = _typing.Literal["format"]  # noqa: Y015
     _WhichOneofArgType__format: _TypeAlias = _typing.Literal["_format", b"_format"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk) -> _WhichOneofReturnType__disk | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__format) -> _WhichOneofReturnType__format | None: ...
 
 Global___GetStoreStatusResponse: _TypeAlias = GetStoreStatusResponse  # noqa: Y015
+
+@_typing.final
+class DiskStatus(_message.Message):
+    """Blocks on the node's disk, and what became of those that were committed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ON_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    DAMAGED_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
+    PROMOTED_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    on: _builtins.bool
+    """False while the disk is in trouble: the arena stands alone then."""
+    slots: _builtins.int
+    blocks: _builtins.int
+    waiting: _builtins.int
+    """Blocks that wait to be copied to disk."""
+    failures: _builtins.int
+    """Counted since the node started, like all below: times that the disk failed."""
+    damaged: _builtins.int
+    """Blocks that did not match their checksum when they were read."""
+    written: _builtins.int
+    promoted: _builtins.int
+    """Brought back into the arena."""
+    dropped: _builtins.int
+    """Committed blocks that were not copied: the queue was full, they were evicted first, or the disk was in trouble."""
+    def __init__(
+        self,
+        *,
+        on: _builtins.bool = ...,
+        slots: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        damaged: _builtins.int = ...,
+        written: _builtins.int = ...,
+        promoted: _builtins.int = ...,
+        dropped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "damaged", b"damaged", "dropped", b"dropped", "failures", b"failures", "on", b"on", "promoted", b"promoted", "slots", b"slots", "waiting", b"waiting", "written", b"written"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiskStatus: _TypeAlias = DiskStatus  # noqa: Y015

@@ -129,7 +129,7 @@ class KvStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Lookup(self, request, context):
-        """Says how many leading keys are held. Never pins, never counts as a use.
+        """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use.
 
         Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
         """
@@ -180,7 +180,8 @@ class KvStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Acquire(self, request, context):
-        """Leases the longest held prefix of the keys and says where it lies.
+        """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only are brought into the
+        arena first, within a time that the node bounds; those that take longer are left out.
 
         Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
         """

@@ -44,7 +44,7 @@ class KvStoreServiceStub:
     Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field.
     """
     Lookup: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.LookupRequest, _kvstore_pb2.LookupResponse]
-    """Says how many leading keys are held. Never pins, never counts as a use.
+    """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use.
 
     Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
     """
@@ -75,7 +75,8 @@ class KvStoreServiceStub:
     Errors: INVALID_REQUEST; WORKER_LOST.
     """
     Acquire: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.AcquireRequest, _kvstore_pb2.AcquireResponse]
-    """Leases the longest held prefix of the keys and says where it lies.
+    """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only are brought into the
+    arena first, within a time that the node bounds; those that take longer are left out.
 
     Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
     """
@@ -127,7 +128,7 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field.
     """
     Lookup: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.LookupRequest, _kvstore_pb2.LookupResponse]  # type: ignore[assignment]
-    """Says how many leading keys are held. Never pins, never counts as a use.
+    """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use.
 
     Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
     """
@@ -158,7 +159,8 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     Errors: INVALID_REQUEST; WORKER_LOST.
     """
     Acquire: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.AcquireRequest, _kvstore_pb2.AcquireResponse]  # type: ignore[assignment]
-    """Leases the longest held prefix of the keys and says where it lies.
+    """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only are brought into the
+    arena first, within a time that the node bounds; those that take longer are left out.
 
     Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
     """
@@ -219,7 +221,7 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.LookupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.LookupResponse, _abc.Awaitable[_kvstore_pb2.LookupResponse]]:
-        """Says how many leading keys are held. Never pins, never counts as a use.
+        """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use.
 
         Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
         """
@@ -280,7 +282,8 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.AcquireRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.AcquireResponse, _abc.Awaitable[_kvstore_pb2.AcquireResponse]]:
-        """Leases the longest held prefix of the keys and says where it lies.
+        """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only are brought into the
+        arena first, within a time that the node bounds; those that take longer are left out.
 
         Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
         """

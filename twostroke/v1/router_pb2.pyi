@@ -71,6 +71,7 @@ class GenerateRequest(_message.Message):
     n: _builtins.int
     """Choices, 1 to 16; absent means 1."""
     priority: _common_pb2.Priority.ValueType
+    """Absent: standard, or the highest class that the API key allows where that is lower."""
     cache_policy: _common_pb2.CachePolicy.ValueType
     session: _builtins.str
     cache_salt: _builtins.str

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class RouterServiceStub:
-    """The door for internal callers; the OpenAI HTTP door leads to the same place.
+    """The door for internal callers; the OpenAI HTTP door leads to the same place. Where the router has a file of API keys,
+    every call carries one as metadata, `authorization: Bearer KEY`, and tenant, namespace and the highest priority are the
+    key's; without it the call ends with INVALID_API_KEY, before its message is read.
     """
 
     def __init__(self, channel):
@@ -53,7 +55,9 @@ class RouterServiceStub:
 
 
 class RouterServiceServicer:
-    """The door for internal callers; the OpenAI HTTP door leads to the same place.
+    """The door for internal callers; the OpenAI HTTP door leads to the same place. Where the router has a file of API keys,
+    every call carries one as metadata, `authorization: Bearer KEY`, and tenant, namespace and the highest priority are the
+    key's; without it the call ends with INVALID_API_KEY, before its message is read.
     """
 
     def Generate(self, request, context):
@@ -62,6 +66,7 @@ class RouterServiceServicer:
         only itself. Safe to retry only before the first delta.
 
         Errors: INVALID_REQUEST, a field is unknown, out of range or too large (metadata "field");
+        PERMISSION_DENIED, a priority over that of the API key;
         CONTEXT_LENGTH_EXCEEDED, before any work; NOT_FOUND, no such model; OVERLOADED, a bound is reached (retry after the
         given time, where one is given); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
         """
@@ -110,7 +115,9 @@ def add_RouterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterService:
-    """The door for internal callers; the OpenAI HTTP door leads to the same place.
+    """The door for internal callers; the OpenAI HTTP door leads to the same place. Where the router has a file of API keys,
+    every call carries one as metadata, `authorization: Bearer KEY`, and tenant, namespace and the highest priority are the
+    key's; without it the call ends with INVALID_API_KEY, before its message is read.
     """
 
     @staticmethod

@@ -27,7 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RouterServiceStub:
-    """The door for internal callers; the OpenAI HTTP door leads to the same place."""
+    """The door for internal callers; the OpenAI HTTP door leads to the same place. Where the router has a file of API keys,
+    every call carries one as metadata, `authorization: Bearer KEY`, and tenant, namespace and the highest priority are the
+    key's; without it the call ends with INVALID_API_KEY, before its message is read.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -39,6 +42,7 @@ class RouterServiceStub:
     only itself. Safe to retry only before the first delta.
 
     Errors: INVALID_REQUEST, a field is unknown, out of range or too large (metadata "field");
+    PERMISSION_DENIED, a priority over that of the API key;
     CONTEXT_LENGTH_EXCEEDED, before any work; NOT_FOUND, no such model; OVERLOADED, a bound is reached (retry after the
     given time, where one is given); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
     """
@@ -49,7 +53,10 @@ class RouterServiceStub:
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
-    """The door for internal callers; the OpenAI HTTP door leads to the same place."""
+    """The door for internal callers; the OpenAI HTTP door leads to the same place. Where the router has a file of API keys,
+    every call carries one as metadata, `authorization: Bearer KEY`, and tenant, namespace and the highest priority are the
+    key's; without it the call ends with INVALID_API_KEY, before its message is read.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]  # type: ignore[assignment]
@@ -58,6 +65,7 @@ class RouterServiceAsyncStub(RouterServiceStub):
     only itself. Safe to retry only before the first delta.
 
     Errors: INVALID_REQUEST, a field is unknown, out of range or too large (metadata "field");
+    PERMISSION_DENIED, a priority over that of the API key;
     CONTEXT_LENGTH_EXCEEDED, before any work; NOT_FOUND, no such model; OVERLOADED, a bound is reached (retry after the
     given time, where one is given); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
     """
@@ -67,7 +75,10 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """Says how the cluster is: workers and their loads. Errors: none beyond the common ones."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The door for internal callers; the OpenAI HTTP door leads to the same place."""
+    """The door for internal callers; the OpenAI HTTP door leads to the same place. Where the router has a file of API keys,
+    every call carries one as metadata, `authorization: Bearer KEY`, and tenant, namespace and the highest priority are the
+    key's; without it the call ends with INVALID_API_KEY, before its message is read.
+    """
 
     @_abc_1.abstractmethod
     def Generate(
@@ -80,6 +91,7 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         only itself. Safe to retry only before the first delta.
 
         Errors: INVALID_REQUEST, a field is unknown, out of range or too large (metadata "field");
+        PERMISSION_DENIED, a priority over that of the API key;
         CONTEXT_LENGTH_EXCEEDED, before any work; NOT_FOUND, no such model; OVERLOADED, a bound is reached (retry after the
         given time, where one is given); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 from twostroke import limits
+from twostroke.access.caller import Caller
 from twostroke.errors import Internal, InvalidRequest
 from twostroke.types import (
     ChoiceFinished,
@@ -17,7 +18,7 @@ from twostroke.types import (
     StopConditions,
     Usage,
 )
-from twostroke.v1 import router_pb2
+from twostroke.v1 import common_pb2, router_pb2
 from twostroke.wire import common
 
 
@@ -26,12 +27,12 @@ def new_request_id() -> str:
     return f"req-{secrets.token_hex(12)}"
 
 
-def generate_request(message: router_pb2.GenerateRequest) -> GenerateRequest:
-    """Read and check what a gRPC caller wants. Raises InvalidRequest naming the field."""
+def generate_request(message: router_pb2.GenerateRequest, caller: Caller) -> GenerateRequest:
+    """Read and check what a gRPC caller wants. Raises InvalidRequest and PermissionDenied naming the field."""
     if message.output not in router_pb2.Output.values():
         raise InvalidRequest(f"unknown output {message.output}", field="output")
     request = GenerateRequest(
-        context=_caller(message),
+        context=_context(message, caller),
         prompt=_prompt(message),
         continue_final_message=message.messages.continue_final_message,
         fold_system=message.messages.fold_system,
@@ -49,13 +50,17 @@ def generate_request(message: router_pb2.GenerateRequest) -> GenerateRequest:
     return request
 
 
-def _caller(message: router_pb2.GenerateRequest) -> RequestContext:
-    """Tenant and namespace are not the caller's to choose."""
+def _context(message: router_pb2.GenerateRequest, caller: Caller) -> RequestContext:
+    """Tenant and namespace are those of the caller, and not for the message to choose."""
     if len(message.cache_salt) > limits.MAX_NAME_CHARACTERS:
         raise InvalidRequest(f"cache_salt has at most {limits.MAX_NAME_CHARACTERS} characters", field="cache_salt")
+    unasked = message.priority == common_pb2.PRIORITY_UNSPECIFIED
+    asked = None if unasked else common.priority(message.priority)
     return RequestContext(
         request_id=message.request_id or new_request_id(),
-        priority=common.priority(message.priority),
+        tenant=caller.tenant,
+        namespace=caller.namespace,
+        priority=caller.priority(asked),
         cache_policy=common.cache_policy(message.cache_policy),
         session=message.session if message.HasField("session") else None,
         salt=message.cache_salt,

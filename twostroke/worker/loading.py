@@ -1,16 +1,26 @@
-"""From the store into an engine's pages: the one way blocks come in, for prefill and decode alike."""
+"""From the store into an engine's pages: the one way blocks come in, for prefill and decode alike.
+
+Orders that need the same blocks at the same time get them by one transfer. It is a task of its own: an order that
+leaves does not end it, since others may wait for it, and what is on its way will be found by the next.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twostroke.errors import TwostrokeError
-from twostroke.kv.refs import Lease
+from twostroke.kv.blocks import BlockStoreClient, Loaded
+from twostroke.kv.refs import Lease, Terms
+from twostroke.rpc.deadline import remaining
 from twostroke.worker.worker import Worker
 
 log = logging.getLogger(__name__)
+
+LOOKS = 3  # at the store: more than one only behind a transfer of another order that did not bring all
+JOIN_SECONDS = 60.0  # for a transfer by another order; its own calls have shorter limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +28,29 @@ class Prefix:
     """Leading blocks of a prompt that are in the engine's pages now, unreferenced: nothing but a warm cache."""
 
     local: int = 0  # were there before
-    loaded: int = 0  # came from the store
+    joined: int = 0  # came by transfers of other orders meanwhile
+    loaded: int = 0  # came from the store by a transfer of this order
     lease: Lease | None = None
+
+    @property
+    def blocks(self) -> int:
+        """All of them."""
+        return self.local + self.stored
+
+    @property
+    def stored(self) -> int:
+        """Those that came from the store."""
+        return self.joined + self.loaded
 
 
 async def load_prefix(
-    worker: Worker, keys: Sequence[bytes], tokens: Sequence[int], lease: Lease | None, *, deadline: float | None
+    worker: Worker,
+    keys: Sequence[bytes],
+    tokens: Sequence[int],
+    lease: Lease | None,
+    terms: Terms,
+    *,
+    deadline: float | None,
 ) -> Prefix:
     """Bring the longest stored prefix of `keys` into pages.
 
@@ -31,40 +58,81 @@ async def load_prefix(
         worker: whose pages and whose store.
         keys: in prompt order from the first block.
         tokens: how many each block holds.
-        lease: joined by every block that is read, and its transient blocks are seen; None opens one when something is
-            read.
+        lease: joined by every block that this order reads, and its transient blocks are seen; None opens one when
+            something is read.
+        terms: of the request, as the store takes them.
         deadline: seconds on the loop's clock.
 
     A store in trouble is a shorter prefix, never an error.
     """
-    engine, store = worker.engine, worker.store
-    local = await engine.cached_blocks(keys)
-    if local == len(keys):
-        return Prefix(local=local, lease=lease)
-    missing = keys[local:]
+    prefix = Prefix(local=await worker.engine.cached_blocks(keys), lease=lease)
+    for _ in range(LOOKS):
+        here = prefix.blocks
+        if here == len(keys):
+            break
+        try:
+            # Asking for what is on its way is of no use; and while we ask, another order may have begun.
+            held = 0 if keys[here] in worker.loads else await worker.store.lookup(keys[here:], lease, deadline=deadline)
+            if keys[here] not in worker.loads:
+                missing = _Missing(keys[:here], keys[here : here + held], tokens[here:], terms)
+                read = await _load(worker, missing, lease, deadline) if held else None
+                return replace(prefix, loaded=read.blocks, lease=read.lease) if read else prefix
+            await worker.loads.ended(keys[here : here + 1], at_most=remaining(deadline, at_most=JOIN_SECONDS))
+        except TwostrokeError as error:
+            log.warning("the store did not answer; computing instead", extra={"reason": error.reason})
+            break
+        prefix = replace(prefix, joined=max(0, await worker.engine.cached_blocks(keys) - prefix.local))
+    return prefix
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """Blocks to be read, and those before them."""
+
+    head: Sequence[bytes]
+    keys: Sequence[bytes]
+    tokens: Sequence[int]
+    terms: Terms
+
+
+async def _load(worker: Worker, missing: _Missing, lease: Lease | None, deadline: float | None) -> Loaded:
+    """Begin a transfer and wait for it. A lease that it opens for a caller who has left is released."""
+    transfer = worker.loads.begin(missing.keys, _transfer(worker, missing, lease, deadline))
     try:
-        held = await store.lookup(missing, lease, deadline=deadline)
-    except TwostrokeError as error:
-        log.warning("store lookup failed; computing instead", extra={"reason": error.reason})
-        return Prefix(local=local, lease=lease)
-    pages = await engine.take_pages(held)
+        return await asyncio.shield(transfer)
+    except asyncio.CancelledError:
+        if lease is None:
+            transfer.add_done_callback(lambda task: _release_opened(worker.store, task))
+        raise
+
+
+def _release_opened(store: BlockStoreClient, transfer: asyncio.Task[Loaded]) -> None:
+    if not transfer.cancelled() and transfer.exception() is None:
+        opened = transfer.result().lease
+        if opened is not None:
+            store.release(opened)
+
+
+async def _transfer(worker: Worker, missing: _Missing, lease: Lease | None, deadline: float | None) -> Loaded:
+    """Read blocks that the store holds into pages, as far as there is room, and give these to the prefix cache."""
+    engine, store, keys = worker.engine, worker.store, missing.keys
+    pages = await engine.take_pages(len(keys), behind=missing.head)
     if not pages:
-        return Prefix(local=local, lease=lease)
+        return Loaded(lease, 0)
     try:
-        read = await store.read_blocks(lease, missing[: len(pages)], pages, deadline=deadline)
+        read = await store.read_blocks(lease, keys[: len(pages)], pages, missing.terms, deadline=deadline)
     except TwostrokeError as error:
         engine.release_pages(pages)
         log.warning("store read failed; computing instead", extra={"reason": error.reason})
-        return Prefix(local=local, lease=lease)
+        return Loaded(lease, 0)
     except BaseException:
         engine.release_pages(pages)
         raise
-    good = list(zip(pages, missing, tokens[local:], strict=False))[: read.blocks]
     engine.release_pages(pages[read.blocks :])
     try:
-        await engine.adopt_pages(good)
+        await engine.adopt_pages(list(zip(pages, keys, missing.tokens, strict=False))[: read.blocks])
     except BaseException:
         if lease is None and read.lease is not None:
             store.release(read.lease)
         raise
-    return Prefix(local=local, loaded=read.blocks, lease=read.lease)
+    return read

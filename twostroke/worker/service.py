@@ -28,6 +28,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._worker = worker
         self._role = role
         self._gate = gate
+        self._bundle = worker.bundle.to_bytes()
 
     def register(self, server: grpc.aio.Server) -> None:
         """Join a server."""
@@ -41,9 +42,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.GetTokenizerRequest, context: Context
     ) -> AsyncIterator[worker_pb2.GetTokenizerResponse]:
         """Send the tokenizer bundle in pieces."""
-        data = self._worker.bundle.to_bytes()
-        for start in range(0, len(data), PIECE_BYTES):
-            yield worker_pb2.GetTokenizerResponse(data=data[start : start + PIECE_BYTES])
+        for start in range(0, len(self._bundle), PIECE_BYTES):
+            yield worker_pb2.GetTokenizerResponse(data=self._bundle[start : start + PIECE_BYTES])
 
     async def WatchLoad(
         self, request: worker_pb2.WatchLoadRequest, context: Context

@@ -61,6 +61,8 @@ class WorkerSettings:
             raise InvalidSetting("block_tokens", self.block_tokens, "must lie between 1 and 256")
         if not 1 <= self.lease_seconds <= 600:
             raise InvalidSetting("lease_seconds", self.lease_seconds, "must lie between 1 and 600")
+        if self.threads is not None and self.threads < 1:
+            raise InvalidSetting("threads", self.threads, "must be at least 1")
         parse_bytes("kv_bytes", self.kv_bytes)
         parse_bytes("weights_cache_bytes", self.weights_cache_bytes)
         self.engine(pages=2)
@@ -79,7 +81,8 @@ class WorkerSettings:
                 max_running=self.max_running,
                 max_waiting=self.max_waiting,
                 max_chunk=self.max_chunk,
-                threads=self.threads or 1,  # torch's own wait for each other, which a busy neighbour makes expensive
+                threads=self.threads
+                or 1,  # threads of torch wait for each other, which a busy neighbour makes expensive
                 graphs=self.graphs,
             )
         except ValueError as error:

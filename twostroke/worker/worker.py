@@ -28,6 +28,7 @@ from twostroke.settings import parse_bytes
 from twostroke.text.bundle import TokenizerBundle
 from twostroke.text.loading import load_bundle
 from twostroke.types import RequestContext
+from twostroke.worker.inflight import InFlight
 from twostroke.worker.settings import OFF, WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """What the servicers of a worker work with."""
+    """What the servicers of a worker work with.
+
+    Attributes:
+        loads: blocks on their way from the store.
+        writes: blocks on their way to the store for tickets.
+    """
 
     incarnation: str
     loaded: LoadedModel
@@ -43,6 +49,8 @@ class Worker:
     kv_format: KvFormat
     engine: Engine
     store: BlockStoreClient
+    loads: InFlight
+    writes: InFlight
     settings: WorkerSettings
 
     def check_addressed(self, incarnation: str, format_digest: bytes) -> None:
@@ -88,6 +96,8 @@ async def started(settings: WorkerSettings) -> AsyncIterator[Worker]:
             transport=settings.transport,
             lease_seconds=settings.lease_seconds,
         ) as store,
+        InFlight.opened() as loads,
+        InFlight.opened() as writes,
     ):
         log.info(
             "model ready",
@@ -107,6 +117,8 @@ async def started(settings: WorkerSettings) -> AsyncIterator[Worker]:
             kv_format=kv_format,
             engine=engine,
             store=store,
+            loads=loads,
+            writes=writes,
             settings=settings,
         )
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from services.router.access import Access
 from services.router.gateway.answer import Answer, StreamedAnswer, WholeAnswer
 from services.router.gateway.body import REQUEST_ID_HEADER, read_body, request_id, request_seconds
 from services.router.gateway.chat import ChatForm
@@ -25,29 +26,32 @@ from services.router.gateway.parse import Asked, naming, parse_chat, parse_compl
 from services.router.gateway.relay import Relay
 from services.router.gateway.settings import GatewaySettings
 from services.router.gateway.sse import EventStream
+from twostroke.access.caller import Caller
 from twostroke.errors import Cancelled, Unavailable
 from twostroke.rpc.gate import Gate
 from twostroke.telemetry import log_fields, traceparent_of
 
-Parse: TypeAlias = Callable[[Json, str], Asked]
+Parse: TypeAlias = Callable[[Json, str, Caller], Asked]
 
 REQUEST_ID = web.RequestKey("request_id", str)
+CALLER = web.RequestKey("caller", Caller)
 KEEPALIVE_SECONDS = 75.0
 INLINE_BODY_BYTES = 64 << 10  # bodies up to this size are read on the event loop
 EXPEL_SECONDS = 2.0  # for the last error events to leave
 
 
 class Door:
-    """The handlers. Everything that generates passes through the gate."""
+    """The handlers. Everything but liveness and readiness asks who calls; what generates passes through the gate."""
 
-    def __init__(self, settings: GatewaySettings, generator: Generator, gate: Gate) -> None:
+    def __init__(self, settings: GatewaySettings, generator: Generator, gate: Gate, access: Access) -> None:
         self._settings = settings
         self._generator = generator
         self._gate = gate
+        self._access = access
 
     def application(self) -> web.Application:
-        """The routes, with errors and request ids around them."""
-        app = web.Application(middlewares=[_guard], client_max_size=self._settings.http_body_bytes)
+        """The routes; around them who calls, and around that errors and request ids."""
+        app = web.Application(middlewares=[_guard, self._admit], client_max_size=self._settings.http_body_bytes)
         app.on_response_prepare.append(_name)
         app.add_routes(
             [
@@ -62,6 +66,13 @@ class Door:
             ]
         )
         return app
+
+    @web.middleware
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Tell who calls. Public are two handlers, not paths: what leads elsewhere, or nowhere, needs a key."""
+        if request.match_info.handler not in (self._live, self._ready):
+            request[CALLER] = self._access.caller(request.headers.getall("Authorization", ()))
+        return await handler(request)
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         return await self._generate(http, parse_chat, ChatForm(self._generator))
@@ -98,7 +109,7 @@ class Door:
         body = await read_body(http, self._settings.http_body_seconds)
 
         def read() -> Asked:
-            return parse(decode(body), http[REQUEST_ID])
+            return parse(decode(body), http[REQUEST_ID], http[CALLER])
 
         # Megabytes take long enough to be noticed in everybody's stream.
         return read() if len(body) <= INLINE_BODY_BYTES else await asyncio.to_thread(read)
@@ -125,7 +136,7 @@ class Door:
 
 @asynccontextmanager
 async def http_door(
-    settings: GatewaySettings, generator: Generator, gate: Gate, *, drain_seconds: float
+    settings: GatewaySettings, generator: Generator, gate: Gate, access: Access, *, drain_seconds: float
 ) -> AsyncIterator[str]:
     """Serve inside the block, which gets the address. Leaving it closes the gate and drains.
 
@@ -134,7 +145,7 @@ async def http_door(
     Raises: Unavailable, when the address cannot be bound.
     """
     runner = web.AppRunner(
-        Door(settings, generator, gate).application(),
+        Door(settings, generator, gate, access).application(),
         access_log=None,
         handler_cancellation=True,  # a client that leaves takes its request with it, streamed or not
         keepalive_timeout=KEEPALIVE_SECONDS,

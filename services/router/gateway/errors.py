@@ -8,7 +8,7 @@ import math
 from aiohttp import web
 
 from services.router.gateway.json_text import Json
-from twostroke.errors import Internal, InvalidRequest, NotFound, TooLarge, TwostrokeError
+from twostroke.errors import Internal, InvalidRequest, NotFound, TooLarge, TwostrokeError, Unauthenticated
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ def error_headers(error: TwostrokeError) -> dict[str, str]:
     headers = {"x-should-retry": "true" if error.retryable else "false"}
     if error.retryable:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after or 1)))
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
     return headers
 
 

@@ -20,6 +20,7 @@ from services.router.gateway.schema import (
     ChatBody,
     CompletionBody,
 )
+from twostroke.access.caller import Caller
 from twostroke.errors import InvalidRequest
 from twostroke.limits import MAX_MESSAGES, MAX_NAME_CHARACTERS, SEED_BITS, check_request
 from twostroke.types import CachePolicy, GenerateRequest, Message, Priority, RequestContext, SamplingParams
@@ -56,8 +57,8 @@ class Asked:
         return len(self.requests) * self.requests[0].n
 
 
-def parse_chat(body: Json, request_id: str) -> Asked:
-    """Read a chat completion request. Raises InvalidRequest naming the field."""
+def parse_chat(body: Json, request_id: str, caller: Caller) -> Asked:
+    """Read a chat completion request. Raises InvalidRequest and PermissionDenied naming the field."""
     _refuse_unsupported(body, CHAT_ONLY)
     if isinstance(body.get("messages"), list):
         for index, message in enumerate(body["messages"][:MAX_MESSAGES]):  # a longer list is refused as such
@@ -77,7 +78,7 @@ def parse_chat(body: Json, request_id: str) -> Asked:
     request = _request(
         shape,
         prompt=messages,
-        context=_context(shape, request_id),
+        context=_context(shape, request_id, caller),
         sampling=_sampling(shape, logprobs=(shape.top_logprobs or 0) if shape.logprobs else None),
         max_tokens=_chat_max_tokens(shape),
         continue_final_message=shape.continue_final_message,
@@ -89,8 +90,8 @@ def parse_chat(body: Json, request_id: str) -> Asked:
     return _asked(shape, (request,), names)
 
 
-def parse_completion(body: Json, request_id: str) -> Asked:
-    """Read a completion request. Raises InvalidRequest naming the field.
+def parse_completion(body: Json, request_id: str, caller: Caller) -> Asked:
+    """Read a completion request. Raises InvalidRequest and PermissionDenied naming the field.
 
     Prompt p is sampled with seed + p (modulo 2^64), so that equal prompts get different answers and one number replays
     them all.
@@ -106,7 +107,7 @@ def parse_completion(body: Json, request_id: str) -> Asked:
         request = _request(
             shape,
             prompt=prompt,
-            context=_context(shape, request_id if len(shape.prompt) == 1 else f"{request_id}-{index}"),
+            context=_context(shape, request_id if len(shape.prompt) == 1 else f"{request_id}-{index}", caller),
             sampling=replace(sampling, seed=seed),
             max_tokens=shape.max_tokens,
         )
@@ -167,10 +168,12 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
     return {int(key): bias for key, bias in given.items()}
 
 
-def _context(shape: Body, request_id: str) -> RequestContext:
+def _context(shape: Body, request_id: str, caller: Caller) -> RequestContext:
     return RequestContext(
         request_id=request_id,
-        priority=Priority[shape.priority.upper()],
+        tenant=caller.tenant,
+        namespace=caller.namespace,
+        priority=caller.priority(Priority[shape.priority.upper()] if shape.priority else None),
         cache_policy=CachePolicy(shape.cache_policy),
         session=shape.prompt_cache_key,
         salt=shape.cache_salt,

@@ -99,7 +99,7 @@ class Body(Shape):
     )
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS), FailFast()] = Field(default_factory=list)
     ignore_eos: bool = False
-    priority: Literal["interactive", "standard", "batch"] = "standard"
+    priority: Literal["interactive", "standard", "batch"] | None = None
     cache_policy: Literal["read_write", "read_only", "bypass"] = "read_write"
     cache_salt: str = ""
     truncation: Literal["auto", "disabled"] = "disabled"  # auto drops the oldest of a prompt that does not fit

@@ -6,12 +6,12 @@ norm's weights or a bias that the mode keeps in float32, torch computes instead.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, linear, rms_norm, silu
-from torch.utils.weak import WeakIdKeyDictionary
 
 from twostroke.engine.attention import AttentionShape
 from twostroke.engine.attention.flashinfer import FlashInferAttention
@@ -56,16 +56,19 @@ class FlashInferBackend:
     def __init__(self, package: ModuleType, device: torch.device, dtype: torch.dtype) -> None:
         self._package = package
         self.device, self.dtype = device, dtype
-        self._there: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weights that are on the device, by those of the host
+
+    def placed(self, matrix: Matrix) -> Matrix:
+        """Bring a matrix to the device."""
+        return replace(matrix, values=matrix.values.to(self.device))
 
     def linear(self, matrix: Matrix) -> Linear:
-        """Bring a matrix to the device."""
+        """Prepare a matrix on the device."""
         bias = None if matrix.bias is None else self.vector(matrix.bias)
-        return _DeviceLinear(self._placed(matrix.values), bias)
+        return _DeviceLinear(self.placed(matrix).values, bias)
 
     def embedding(self, matrix: Matrix) -> Embedding:
-        """Bring a matrix to the device; one that is the output head too is there once."""
-        return _DeviceRows(self._placed(matrix.values))
+        """Prepare a matrix on the device."""
+        return _DeviceRows(self.placed(matrix).values)
 
     def vector(self, values: Tensor) -> Tensor:
         """Bring a vector to the device, in the dtype of activations if that changes no value, else in float32."""
@@ -103,13 +106,6 @@ class FlashInferBackend:
     def attention(self, cache: KvCache, shape: AttentionShape) -> FlashInferAttention:
         """Attend by FlashInfer."""
         return FlashInferAttention(self._package, cache, shape, self.dtype)
-
-    def _placed(self, values: Tensor) -> Tensor:
-        """Return the values on the device."""
-        if values not in self._there:
-            self._there[values] = values.to(self.device)
-        placed: Tensor = self._there[values]
-        return placed
 
 
 class _DeviceLinear:

@@ -7,6 +7,7 @@ bound by arithmetic: they go to AMX tiles where the processor has them, else to 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,17 +29,15 @@ _BLAS_PAYS = 48  # tokens from which float32 BLAS beats our vectors, where there
 class NativeLinear:
     """A matrix as it is stored, in huge pages: its own, or those of a file that workers share."""
 
-    def __init__(self, matrix: Matrix, library: Library, memory: HugePages, threads: int) -> None:
-        self._library, self._threads = library, threads
-        self._values = matrix.values if matrix.in_huge_pages else memory.place(matrix.values)
-        self._scales, self._bias = matrix.scales, matrix.bias
-        self._rows, self._columns = matrix.values.shape
+    def __init__(self, matrix: Matrix, library: Library, threads: int) -> None:
+        self._matrix, self._library, self._threads = matrix, library, threads
+        self._rows, columns = matrix.values.shape
         described = CMatrix(
-            values=self._values.data_ptr(),
-            scales=None if self._scales is None else self._scales.data_ptr(),
-            bias=None if self._bias is None else self._bias.data_ptr(),
+            values=matrix.values.data_ptr(),
+            scales=None if matrix.scales is None else matrix.scales.data_ptr(),
+            bias=None if matrix.bias is None else matrix.bias.data_ptr(),
             rows=self._rows,
-            columns=self._columns,
+            columns=columns,
             kind=_KINDS[matrix.values.dtype],
         )
         self._described, self._address = described, ctypes.addressof(described)
@@ -56,21 +55,17 @@ class NativeLinear:
     def _multiply(self, x: Tensor, out: Tensor, *, add: bool) -> None:
         tokens = x.shape[0]
         if tokens >= _BLAS_PAYS and not self._library.has_tiles:
-            product = linear(x, self._dense(), self._bias)
+            product = linear(x, self._matrix.dense(), self._matrix.bias)
             out.add_(product) if add else out.copy_(product)
             return
         self._library.linear(self._address, x.data_ptr(), x.stride(0), out.data_ptr(), tokens, add, self._threads)
-
-    def _dense(self) -> Tensor:
-        wide = torch.empty((self._rows, self._columns))
-        self._library.dense(self._address, wide.data_ptr())
-        return wide
 
 
 class NativeBackend(TorchBackend):
     """A Backend in float32 on the CPU; matrices of mode f32 stay with BLAS.
 
     Attributes:
+        library: the kernels.
         on_tiles: whether chunks attend on AMX tiles, which keep 16 bits of a number, as packed matrices do.
 
     Args:
@@ -83,22 +78,28 @@ class NativeBackend(TorchBackend):
 
     def __init__(self, library: Library, *, threads: int, exact: bool = False) -> None:
         super().__init__(packs=False)
-        self._library = library
+        self.library = library
         self._threads = threads
         self.on_tiles = library.has_tiles and not exact
         self._memory = HugePages()
+
+    def placed(self, matrix: Matrix) -> Matrix:
+        """Copy a matrix into huge pages, unless it is in some or stays with BLAS."""
+        if matrix.in_huge_pages or matrix.values.dtype == torch.float32:
+            return matrix
+        return replace(matrix, values=self._memory.place(matrix.values), in_huge_pages=True)
 
     def linear(self, matrix: Matrix) -> Linear:
         """Prepare a matrix."""
         if matrix.values.dtype == torch.float32:
             return super().linear(matrix)
-        return NativeLinear(matrix, self._library, self._memory, self._threads)
+        return NativeLinear(self.placed(matrix), self.library, self._threads)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Normalize the last dimension."""
         out, size = torch.empty(x.shape), x.shape[-1]
         group = 1 if x.dim() == 2 else x.shape[1]  # vectors side by side
-        self._library.rms_norm(
+        self.library.rms_norm(
             *(x.data_ptr(), x.stride(0), group, weight.data_ptr(), epsilon),
             *(out.data_ptr(), x.numel() // size, size, self._threads),
         )
@@ -106,23 +107,23 @@ class NativeBackend(TorchBackend):
 
     def add(self, into: Tensor, more: Tensor) -> None:
         """Add in place."""
-        self._library.add(into.data_ptr(), more.data_ptr(), into.numel())
+        self.library.add(into.data_ptr(), more.data_ptr(), into.numel())
 
     def rotate(self, heads: Tensor, rotation: Tensor) -> None:
         """Rotate in place."""
         tokens, count, size = heads.shape
-        self._library.rotate(heads.data_ptr(), heads.stride(0), tokens, count, size, rotation.data_ptr(), self._threads)
+        self.library.rotate(heads.data_ptr(), heads.stride(0), tokens, count, size, rotation.data_ptr(), self._threads)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """Apply the activation to the first half and multiply by the second."""
         tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty((tokens, size))
         gelu = activation is Activation.GELU_TANH
-        self._library.gated(gate_up.data_ptr(), out.data_ptr(), tokens, size, gelu, self._threads)
+        self.library.gated(gate_up.data_ptr(), out.data_ptr(), tokens, size, gelu, self._threads)
         return out
 
     def attention(self, cache: KvCache, shape: AttentionShape) -> AttentionBackend:
         """Attend over pages in place, or by torch where the heads have an odd form."""
         if can_attend(shape):
-            return NativeAttention(cache, shape, self._library, self._threads, tiles=self.on_tiles)
+            return NativeAttention(cache, shape, self.library, self._threads, tiles=self.on_tiles)
         return super().attention(cache, shape)

@@ -82,6 +82,10 @@ class TorchBackend:
     def __init__(self, *, packs: bool) -> None:
         self._packs = packs
 
+    def placed(self, matrix: Matrix) -> Matrix:
+        """Return the matrix as it is."""
+        return matrix
+
     def linear(self, matrix: Matrix) -> Linear:
         """Prepare a matrix: packed when it is float16, else dense float32."""
         if matrix.values.dtype == torch.float16 and self._packs:

@@ -17,6 +17,7 @@ from twostroke.engine.loading.mapped import HUGE_PAGE_BYTES
 from twostroke.engine.loading.parts import Parts
 from twostroke.engine.loading.prepared import DTYPES, LENGTH, checksum, matrix_name, remove, seal_of
 from twostroke.engine.matrix import Matrix, WeightMode, stored_bytes
+from twostroke.folders import sync_folder
 
 _log = logging.getLogger(__name__)
 _LINE = 64  # bytes: parts start on cache lines
@@ -74,7 +75,7 @@ class Draft:
             self._write_header(metadata)
             os.fsync(self._descriptor)
             self._path.rename(path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
             _log.info("weights were prepared for later starts", extra={"file": path.name, "bytes": self._end})
         except OSError as error:
             _log.warning("weights could not be prepared for later starts", extra={"file": path.name, "why": str(error)})
@@ -142,14 +143,6 @@ def _write(descriptor: int, raw: memoryview, at: int) -> None:
     while raw:  # a call may write less than it is given
         written = os.pwrite(descriptor, raw, at)
         raw, at = raw[written:], at + written
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def needed_bytes(shapes: Mapping[str, tuple[int, ...]], mode: WeightMode) -> tuple[int, int]:

@@ -62,7 +62,10 @@ class Fields:
         value = self._need(key, default)
         if type(value) is not float and type(value) is not int:
             raise self._wrong(key, "a number")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self._wrong(key, "a number that a float can hold") from None
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Return a truth value."""

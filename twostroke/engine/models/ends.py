@@ -36,6 +36,9 @@ def load_ends(config: ModelConfig, parts: Parts, backend: Backend) -> Ends:
     tied = not parts.has(f"{_HEAD}.weight")
     if tied and not config.tied_embeddings:
         _log.warning("the files lack %s.weight, which the configuration unties: the embeddings serve as head", _HEAD)
-    head = embeddings if tied else parts.matrix((_HEAD, config.vocab_size), columns=config.hidden_size)
+    if tied:
+        head = embeddings = backend.placed(embeddings)  # which both keep
+    else:
+        head = parts.matrix((_HEAD, config.vocab_size), columns=config.hidden_size)
     norm = load_norm(config, parts, backend, _NORM, config.hidden_size)
     return Ends(backend.embedding(embeddings), norm, backend.linear(head), tied)

@@ -46,7 +46,7 @@ class Llama:
         """Run all layers; returns [T, hidden], in place."""
         hidden, turns = begun
         for index, layer in enumerate(self._layers):
-            q, k, v = self._heads(layer.matrices.qkv(self._normed(hidden, layer.attention_norm)), turns)
+            q, k, v = self._heads(index, hidden, turns)
             attended = attention.attend(index, q, k, v, plan)
             layer.matrices.output.add_to(hidden, attended.view(hidden.shape[0], -1))
             gate_up = layer.matrices.gate_up(self._normed(hidden, layer.feed_forward_norm))
@@ -61,16 +61,26 @@ class Llama:
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return self.backend.rms_norm(hidden, weight, self.config.norm_eps)
 
-    def _heads(self, qkv: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split [T, (H + 2 Hkv) D] into heads; queries and keys come back rotated, in one go."""
-        config = self.config
+    def _heads(self, index: int, hidden: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries [T, H, D], keys and values [T, Hkv, D] of layer `index`, the first two rotated in one go."""
+        config, qkv = self.config, self._qkv(index, hidden)
         heads = qkv.view(qkv.shape[0], -1, config.head_dim)
         self.backend.rotate(heads[:, : config.num_heads + config.num_kv_heads], turns)
         return heads_of(config, qkv)
 
+    def _qkv(self, index: int, hidden: Tensor) -> Tensor:
+        layer = self._layers[index]
+        return layer.matrices.qkv(self._normed(hidden, layer.attention_norm))
+
 
 def build(config: ModelConfig, parts: Parts, backend: Backend) -> Llama:
     """Build the model from its parts; raises ModelError as they do."""
+    ends = load_ends(config, parts, backend)
+    return Llama(ends.settled(config), backend, ends, load_layers(config, parts, backend))
+
+
+def load_layers(config: ModelConfig, parts: Parts, backend: Backend) -> tuple[Layer, ...]:
+    """Build all layers; raises ModelError as `parts` do."""
 
     def layer(index: int) -> Layer:
         attention_norm, feed_forward_norm = (
@@ -79,5 +89,4 @@ def build(config: ModelConfig, parts: Parts, backend: Backend) -> Llama:
         )
         return Layer(attention_norm, feed_forward_norm, load_matrices(config, parts, backend, index))
 
-    ends = load_ends(config, parts, backend)
-    return Llama(ends.settled(config), backend, ends, parts.layers(layer, config.num_layers))
+    return parts.layers(layer, config.num_layers)

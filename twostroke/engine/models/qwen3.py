@@ -2,86 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
-import torch
 from torch import Tensor
 
-from twostroke.engine.attention import AttentionBackend, Plan
 from twostroke.engine.backend import Backend
 from twostroke.engine.config import ModelConfig
 from twostroke.engine.loading.parts import Parts
-from twostroke.engine.models import Begun
 from twostroke.engine.models.ends import Ends, load_ends
-from twostroke.engine.models.layers import (
-    HeadNorms,
-    Matrices,
-    layer_name,
-    load_head_norms,
-    load_matrices,
-    load_norm,
-    normed_heads,
-)
-from twostroke.engine.rope import inverse_frequencies, rotation
+from twostroke.engine.models.layers import HeadNorms, load_head_norms, normed_heads
+from twostroke.engine.models.llama import Layer, Llama, load_layers
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One block: attention, then the feed-forward, each after an RMSNorm and added to what came in."""
-
-    attention_norm: Tensor  # [hidden], as is the other
-    feed_forward_norm: Tensor
-    head_norms: HeadNorms
-    matrices: Matrices
-
-
-class Qwen3:
+class Qwen3(Llama):
     """A CausalModel."""
 
-    def __init__(self, config: ModelConfig, backend: Backend, ends: Ends, layers: tuple[Layer, ...]) -> None:
-        self.config = config
-        self.backend = backend
-        self._ends = ends
-        self._layers = layers
-        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(backend.device)
+    def __init__(
+        self,
+        config: ModelConfig,
+        backend: Backend,
+        ends: Ends,
+        layers: tuple[Layer, ...],
+        head_norms: tuple[HeadNorms, ...],
+    ) -> None:
+        super().__init__(config, backend, ends, layers)
+        self._head_norms = head_norms
 
-    @torch.inference_mode()
-    def begin(self, token_ids: Tensor, positions: Tensor) -> Begun:
-        """Return hidden states and turns of int64 [T]."""
-        return self._ends.embed(token_ids), rotation(self._frequencies, positions)
-
-    @torch.inference_mode()
-    def layers(self, begun: Begun, attention: AttentionBackend, plan: Plan) -> Tensor:
-        """Run all layers; returns [T, hidden], in place."""
-        hidden, turns = begun
-        for index, layer in enumerate(self._layers):
-            qkv = layer.matrices.qkv(self._normed(hidden, layer.attention_norm))
-            q, k, v = normed_heads(self.config, self.backend, qkv, layer.head_norms, turns)
-            attended = attention.attend(index, q, k, v, plan)
-            layer.matrices.output.add_to(hidden, attended.view(hidden.shape[0], -1))
-            gate_up = layer.matrices.gate_up(self._normed(hidden, layer.feed_forward_norm))
-            layer.matrices.down.add_to(hidden, self.backend.gated(gate_up, self.config.activation))
-        return hidden
-
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Score the next token for each row of hidden [R, hidden]: float32 [R, vocab]."""
-        return self._ends.head(self._normed(hidden, self._ends.norm)).float()
-
-    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return self.backend.rms_norm(hidden, weight, self.config.norm_eps)
+    def _heads(self, index: int, hidden: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return normed_heads(self.config, self.backend, self._qkv(index, hidden), self._head_norms[index], turns)
 
 
 def build(config: ModelConfig, parts: Parts, backend: Backend) -> Qwen3:
     """Build the model from its parts; raises ModelError as they do."""
-
-    def layer(index: int) -> Layer:
-        attention_norm, feed_forward_norm = (
-            load_norm(config, parts, backend, layer_name(index) + name, config.hidden_size)
-            for name in ("input_layernorm", "post_attention_layernorm")
-        )
-        head_norms = load_head_norms(config, parts, backend, index)
-        return Layer(attention_norm, feed_forward_norm, head_norms, load_matrices(config, parts, backend, index))
-
-    ends = load_ends(config, parts, backend)
-    return Qwen3(ends.settled(config), backend, ends, parts.layers(layer, config.num_layers))
+    ends, layers = load_ends(config, parts, backend), load_layers(config, parts, backend)
+    head_norms = parts.layers(partial(load_head_norms, config, parts, backend), config.num_layers)
+    return Qwen3(ends.settled(config), backend, ends, layers, head_norms)

@@ -1,1 +1,1 @@
-"""Our own kernels for CPUs: a few hundred lines of C, compiled where they run and called through ctypes."""
+"""Our own kernels for CPUs: C, compiled where they run and called through ctypes."""

@@ -7,20 +7,22 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
 from twostroke.engine.native.library import Library
-from twostroke.folders import cache_folder, make_private
+from twostroke.folders import cache_folder, make_private, sync_folder
 
 _log = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent / "kernels"
 _FLAGS = ("-O3", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 _COMPILE_SECONDS = 60.0
+_SEAL_BYTES = 16
 
 
 class Unavailable(Exception):
@@ -34,7 +36,8 @@ def load_kernels(processor: str = "native") -> Library:
 
     The file lies in `native` of the cache folder (TWOSTROKE_CACHE, else XDG_CACHE_HOME/twostroke, else
     ~/.cache/twostroke), which must belong to this user alone, under a name made of all that goes into it. Two processes
-    that compile at once each write a file of their own; the last one to finish stays.
+    that compile at once each write a file of their own; the last one to finish stays. A file that is damaged, or that
+    cannot be loaded, is made anew.
 
     Raises:
         Unavailable: another kind of processor, no compiler, no place to write, or the compiler failed.
@@ -46,8 +49,10 @@ def load_kernels(processor: str = "native") -> Library:
         folder = cache_folder(os.environ) / "native"
         make_private(folder)  # what lies in it becomes code of this process
         path = folder / f"{_fingerprint(compiler, processor)}.so"
-        if not path.exists():
-            _compile(compiler, processor, path)
+        if _is_whole(path):
+            with suppress(OSError):  # made beside another C library, say
+                return Library(path)
+        _compile(compiler, processor, path)
         return Library(path)
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(f"the kernels could not be built: {_shown(error)}") from error
@@ -93,9 +98,46 @@ def _features() -> str:
 def _compile(compiler: Sequence[str], processor: str, path: Path) -> None:
     with _temporary(path) as made:
         _log.info("compiling the kernels for this processor (%s)", processor)
-        command = (*compiler, f"-march={processor}", *_FLAGS, str(_SOURCES / "kernels.c"), "-o", str(made), "-lm")
-        subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_SECONDS)
+        _run((*compiler, f"-march={processor}", *_FLAGS, str(_SOURCES / "kernels.c"), "-o", str(made), "-lm"))
+        _seal(made)
         made.replace(path)
+        sync_folder(path.parent)
+
+
+def _run(command: Sequence[str]) -> None:
+    """Run a command that starts others, as compilers do; none of them outlives the call."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    ) as running:
+        try:
+            _, errors = running.communicate(timeout=_COMPILE_SECONDS)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            raise
+    if running.returncode:
+        raise subprocess.CalledProcessError(running.returncode, command, stderr=errors)
+
+
+def _seal(path: Path) -> None:
+    """Append the digest of a library, which loaders do not look at, and bring all to the disk."""
+    with path.open("rb+") as file:
+        file.write(_digest(file.read()))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library is there as it was sealed: to load a part of one may end the process, by SIGBUS."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return content[-_SEAL_BYTES:] == _digest(content[:-_SEAL_BYTES])
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=_SEAL_BYTES).digest()
 
 
 @contextmanager

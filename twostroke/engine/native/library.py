@@ -27,7 +27,7 @@ class CMatrix(Structure):
 
 
 class CCache(Structure):
-    """`cache` in kernels/attention.h."""
+    """`cache` in kernels/paged.h."""
 
     _fields_ = (
         ("pages", c_void_p),
@@ -42,7 +42,7 @@ class CCache(Structure):
 
 
 class CAttention(Structure):
-    """`attention` in kernels/attention.h."""
+    """`attention` in kernels/paged.h."""
 
     _fields_ = (
         ("kv", POINTER(CCache)),
@@ -111,7 +111,6 @@ class Library:
         self._library = ctypes.CDLL(str(path))
         self._functions = {name: self._function(name, *arguments) for name, arguments in _CALLS.items()}
         self.__dict__.update(self._functions)
-        self.dense = self._function("dense", c_void_p, c_void_p)
         self.play = self._function("play", c_void_p, c_int64, c_int64)
         self._recording = threading.Lock()
         prepare = self._library.twostroke_prepare

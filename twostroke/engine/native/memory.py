@@ -10,6 +10,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import cast
 
 import torch
@@ -67,16 +68,14 @@ async def back_now(memory: Tensor) -> None:
 
 
 def _populate(memory: Tensor) -> None:
-    if _madvise(memory.data_ptr(), memory.nbytes, _POPULATE_WRITE) != 0:
+    if _system_madvise()(memory.data_ptr(), memory.nbytes, _POPULATE_WRITE) != 0:
         number = ctypes.get_errno()
         if number != errno.EINVAL:  # which means: before Linux 5.14
             raise OSError(number, os.strerror(number))
 
 
+@cache
 def _system_madvise() -> Callable[[int, int, int], int]:
     function = ctypes.CDLL(None, use_errno=True).madvise  # mmap's own would hold the interpreter
     function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
     return cast("Callable[[int, int, int], int]", function)
-
-
-_madvise = _system_madvise()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
-from twostroke.engine.attention.native import NativeAttention, NativePlan
+from twostroke.engine.attention.native import NativeAttention
+from twostroke.engine.backends.native import NativeBackend
 from twostroke.engine.batch import Batch, Segment, build_batch
 from twostroke.engine.blocks import SCRATCH_PAGE
 from twostroke.engine.forward import Forward
@@ -33,63 +35,62 @@ class RecordedForward:
         attention: over the model's pages.
         eager: runs what is not recorded.
         most_tokens: of a step.
+
+    Attributes:
+        memory: what recorded steps compute in, each in what the largest one needs.
     """
 
     def __init__(self, model: CausalModel, attention: NativeAttention, eager: Forward, *, most_tokens: int) -> None:
         self._model, self._attention, self._eager = model, attention, eager
-        limit = MOST_TOKENS if attention.library.has_tiles else MOST_BESIDE_BLAS
-        self._rooms = [1 << exponent for exponent in range(min(_room(most_tokens), limit).bit_length())]
-        self._steps: dict[int, _Step] = {}  # by the tokens that they have room for
+        self._most = min(_next_power(most_tokens), MOST_TOKENS if attention.library.has_tiles else MOST_BESIDE_BLAS)
+        self._begun: Begun = ()  # where what goes into the layers must lie; what comes out is the first of it
+        self._described = CAttention()  # where the plan must lie
+        self._tapes: dict[int, Tape] = {}  # by the most tokens that they are for
+        self.memory: list[Tensor] = []
 
     def prepare(self) -> None:
         """Record steps of every power of two, unless the model does what cannot be recorded."""
         self._eager.prepare()
         try:
-            for room in self._rooms:
-                self._steps[room] = _Step.recorded(self._model, self._attention, room)
+            self._record()
         except NotRecordable as reason:
             _log.info("steps are not recorded: %s", reason)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Play what was recorded for as many tokens, or a few more."""
-        step = self._steps.get(_room(len(batch.token_ids)))
-        if step is None:
+        tokens = len(batch.token_ids)
+        tape = self._tapes.get(_next_power(tokens))
+        if tape is None:
             return self._eager(batch)
-        return step.play(self._model.begin(batch.token_ids, batch.positions), self._attention.plan(batch))
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A step of up to so many tokens.
-
-    Attributes:
-        begun: where what goes into the layers must lie; what comes out is the first of it.
-        described: where the plan must lie.
-    """
-
-    begun: Begun
-    described: CAttention
-    tape: Tape
-
-    @classmethod
-    def recorded(cls, model: CausalModel, attention: NativeAttention, room: int) -> _Step:
-        """Record a step of `room` tokens; raises NotRecordable."""
-        nobody = build_batch([Segment((0,), 0, (SCRATCH_PAGE,), sample=False)] * room, attention.page_tokens)
-        begun, described = model.begin(nobody.token_ids, nobody.positions), CAttention()
-        plan = replace(attention.plan(nobody), described=described)
-        tape = record(attention.library, lambda: model.layers(begun, attention, plan), tokens=room)
-        return cls(begun, described, tape)
-
-    def play(self, begun: Begun, plan: NativePlan) -> Tensor:
-        """Do for a step what was recorded; returns [T, hidden], which the next one overwrites."""
-        tokens = len(begun[0])
-        for each, place in zip(begun, self.begun, strict=True):
+        begun, plan = self._model.begin(batch.token_ids, batch.positions), self._attention.plan(batch)
+        for each, place in zip(begun, self._begun, strict=True):
             place[:tokens].copy_(each)
-        ctypes.memmove(ctypes.byref(self.described), ctypes.byref(plan.described), ctypes.sizeof(CAttention))
-        self.tape.play(tokens)
-        return self.begun[0][:tokens]
+        ctypes.memmove(ctypes.byref(self._described), ctypes.byref(plan.described), ctypes.sizeof(CAttention))
+        tape.play(tokens)
+        return self._begun[0][:tokens]
+
+    def _record(self) -> None:
+        """Record the largest step, and the others in the same memory; raises NotRecordable."""
+        model, attention = self._model, self._attention
+        if not isinstance(model.backend, NativeBackend) or model.backend.library is not attention.library:
+            raise NotRecordable("the model's kernels are not those of its attention")
+        nobody = build_batch([Segment((0,), 0, (SCRATCH_PAGE,), sample=False)] * self._most, attention.page_tokens)
+        begun = model.begin(nobody.token_ids, nobody.positions)
+        plan = replace(attention.plan(nobody), described=self._described)
+
+        def run(tokens: int) -> Tensor:
+            rows = tuple(each[:tokens] for each in begun)
+            hidden = model.layers(rows, attention, plan)
+            if (hidden.data_ptr(), hidden.shape) != (rows[0].data_ptr(), rows[0].shape):
+                raise NotRecordable("the hidden states are not changed in place")
+            return hidden
+
+        memory: list[Tensor] = []
+        sizes = [1 << exponent for exponent in reversed(range(self._most.bit_length()))]
+        tapes = {size: record(attention.library, partial(run, size), tokens=size, memory=memory) for size in sizes}
+        self._begun, self._tapes, self.memory = begun, tapes, memory
 
 
-def _room(tokens: int) -> int:
-    """Return the next power of two."""
+def _next_power(tokens: int) -> int:
+    """Return the least power of two that is no less."""
     return 1 << (tokens - 1).bit_length()

@@ -35,7 +35,7 @@ class Tape:
         self._play(ctypes.addressof(self._calls), len(self._calls), tokens)
 
 
-def record(library: Library, run: Callable[[], Tensor], *, tokens: int) -> Tape:
+def record(library: Library, run: Callable[[], Tensor], *, tokens: int, memory: list[Tensor]) -> Tape:
     """Return a tape of what `run` would do, for up to `tokens` tokens. Nothing is computed.
 
     Args:
@@ -43,23 +43,23 @@ def record(library: Library, run: Callable[[], Tensor], *, tokens: int) -> Tape:
         run: calls them for so many tokens; beside that it may only take memory, a row a token, and look at it in other
             shapes. What it reads and writes beside that memory outlives the tape.
         tokens: what `run` calls them for.
+        memory: what earlier tapes compute in, of which one is played at a time; this one does so too, and adds what it
+            lacks. The largest goes first.
 
     Raises:
         NotRecordable: it does more.
     """
-    scratch = _Scratch(tokens)
-    with library.recorded(tokens) as calls, _OnlyCalls(scratch):
+    with library.recorded(tokens) as calls, _OnlyCalls(_Scratch(tokens, memory)):
         run()
-    return Tape(library, calls, scratch.memory)
+    return Tape(library, calls, memory)
 
 
 class _Scratch:
     """Memory for what a step computes, given out again as soon as no tensor is left that looks at it."""
 
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
-        self._free: list[Tensor] = []
-        self.memory: list[Tensor] = []
+    def __init__(self, tokens: int, memory: list[Tensor]) -> None:
+        self._tokens, self._memory = tokens, memory
+        self._free = list(memory)
 
     def empty(self, shape: tuple[int, ...]) -> Tensor:
         """Return float32 memory of a shape, whose first side is the tokens."""
@@ -69,7 +69,7 @@ class _Scratch:
         memory = min((each for each in self._free if each.numel() >= size), key=Tensor.numel, default=None)
         if memory is None:
             memory = torch.zeros(size)  # touched now, since a first touch takes time
-            self.memory.append(memory)
+            self._memory.append(memory)
         else:
             self._free = [each for each in self._free if each is not memory]
         given = memory[:size].view(shape)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke import wire
+from twostroke.errors import Unavailable
 from twostroke.kv import messages
 from twostroke.kv.client import CALL_SECONDS, KvStoreClient
 from twostroke.kv.layout import Attachment
@@ -43,7 +44,9 @@ class StoreCalls:
             )
             response = await self.client.stub.Reserve(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
         tenancy.lease = messages.lease(response.lease_id, response.lease_duration, self.node.incarnation)
-        return messages.reservations(response.reserved), messages.block_slots(response.held)
+        reserved, held = messages.reservations(response.reserved), messages.block_slots(response.held)
+        self._require_asked(keys, [*(each.key for each in reserved), *(each.block.key for each in held)])
+        return reserved, held
 
     async def commit(
         self, tenancy: Tenancy, blocks: Sequence[WrittenBlock], deadline: float | None
@@ -72,7 +75,16 @@ class StoreCalls:
                 lease_id=tenancy.lease_id,
                 lease_duration=wire.duration_pb(self.lease_seconds),
                 keys=keys,
+                namespace=tenancy.terms.namespace,
             )
             response = await self.client.stub.Acquire(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
         tenancy.lease = messages.lease(response.lease_id, response.lease_duration, self.node.incarnation)
-        return messages.block_slots(response.blocks)
+        places = messages.block_slots(response.blocks)
+        self._require_asked(keys, [place.block.key for place in places])
+        return places
+
+    def _require_asked(self, asked: Sequence[bytes], answered: Sequence[bytes]) -> None:
+        """Refuse an answer about blocks that nobody asked for: what it means for the others cannot be known."""
+        if not set(answered) <= set(asked):
+            self.client.forget(self.node)
+            raise Unavailable("the store answered with blocks that it was not asked for")

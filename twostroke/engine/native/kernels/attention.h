@@ -66,7 +66,7 @@ static inline __attribute__((always_inline)) void score_heads(
     vec sums[STRIP];
     for (int i = 0; i < strip; i++) sums[i] = v_zero();
     for (int64_t d = 0; d < head_dim; d += LANES) {
-        const vec part = v_load_number(key, head * head_dim + d, kind);
+        const vec part = v_load_value(key, head * head_dim + d, kind);
         for (int i = 0; i < strip; i++) sums[i] = v_fma(part, v_load(s->queries[row + i] + d), sums[i]);
     }
     for (int i = 0; i < strip; i++) s->scores[(row + i) * BLOCK + token] = v_sum(sums[i]) * a->kv->scale;
@@ -76,7 +76,7 @@ static inline __attribute__((always_inline)) void score_heads(
 static inline __attribute__((always_inline)) void score_few(
     const attention *a, workspace *s, const char *const *keys, const char *const *values, int64_t count, int64_t rows,
     const int64_t kind) {
-    const int64_t group = a->kv->group, wide = rows / group * a->kv->head_dim * kind_bytes(kind);
+    const int64_t group = a->kv->group, wide = rows / group * a->kv->head_dim * value_bytes(kind);
     for (int64_t token = 0; token < count; token++) {
         for (int64_t byte = 0; byte < wide; byte += 64) {
             _mm_prefetch(values[token] + byte, _MM_HINT_T0);
@@ -97,7 +97,7 @@ static inline __attribute__((always_inline)) void add_heads(
         vec sums[STRIP];
         for (int i = 0; i < strip; i++) sums[i] = v_load(s->values + (row + i) * head_dim + d);
         for (int64_t token = 0; token < count; token++) {
-            const vec value = v_load_number(values[token], head * head_dim + d, kind);
+            const vec value = v_load_value(values[token], head * head_dim + d, kind);
             for (int i = 0; i < strip; i++) sums[i] = v_fma(v_all(s->scores[(row + i) * BLOCK + token]), value, sums[i]);
         }
         for (int i = 0; i < strip; i++) v_store(s->values + (row + i) * head_dim + d, sums[i]);
@@ -120,8 +120,8 @@ static inline __attribute__((always_inline)) void gather_block(
             vec square[LANES];
             for (int64_t i = 0; i < LANES; i++) {
                 const int64_t at = token + i;
-                square[i] = at < count ? v_load_number(keys[at], d, kind) : v_zero();
-                v_store(s->block_values + at * head_dim + d, at < count ? v_load_number(values[at], d, kind) : v_zero());
+                square[i] = at < count ? v_load_value(keys[at], d, kind) : v_zero();
+                v_store(s->block_values + at * head_dim + d, at < count ? v_load_value(values[at], d, kind) : v_zero());
             }
             v_transpose(square);
             for (int64_t i = 0; i < LANES; i++) v_store(s->keys + (d + i) * BLOCK + token, square[i]);
@@ -131,7 +131,7 @@ static inline __attribute__((always_inline)) void gather_block(
 static inline __attribute__((always_inline)) void score_strip(
     const attention *a, workspace *s, int64_t row, const int strip) {
     const int64_t head_dim = a->kv->head_dim;
-    enum { WIDE = BLOCK / LANES, PASS = WIDE < 4 ? WIDE : 4 };
+    enum { PASS = 4 };  // registers of scores; a block is as many at least
     for (int64_t token = 0; token < BLOCK; token += PASS * LANES) {
         vec sums[STRIP][PASS];
         for (int i = 0; i < strip; i++)

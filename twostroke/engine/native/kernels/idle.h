@@ -21,12 +21,12 @@ static double now_seconds(clockid_t clock) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// Add up what /proc/stat says of the allowed processors; nothing where the system does not say.
+// Add up what /proc/stat, or a file like it, says of the allowed processors; nothing where the system does not say.
 #ifdef __linux__
-static void count_ticks(double *idle, double *all) {
+static void count_ticks(const char *path, double *idle, double *all) {
     static char text[STAT_BYTES];  // the pool's owner is alone here
     cpu_set_t allowed;
-    const int file = open("/proc/stat", O_RDONLY | O_CLOEXEC);
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return;
     const ssize_t size = read(file, text, sizeof text - 1);
     close(file);
@@ -35,6 +35,7 @@ static void count_ticks(double *idle, double *all) {
     for (const char *line = text; line && !strncmp(line, "cpu", 3); line = strchr(line, '\n'), line += line != NULL) {
         int number;
         unsigned long long user, nice, system, rest, waiting;
+        if (line[3] == ' ') continue;  // the sum of all
         if (sscanf(line, "cpu%d %llu %llu %llu %llu %llu", &number, &user, &nice, &system, &rest, &waiting) != 6) continue;
         if (number >= CPU_SETSIZE || !CPU_ISSET(number, &allowed)) continue;
         *idle += (double)(rest + waiting);
@@ -42,12 +43,12 @@ static void count_ticks(double *idle, double *all) {
     }
 }
 #else
-static void count_ticks(double *idle, double *all) { (void)idle, (void)all; }
+static void count_ticks(const char *path, double *idle, double *all) { (void)path, (void)idle, (void)all; }
 #endif
 
 static machine_time look_at_machine(void) {
     machine_time seen = {.own = now_seconds(CLOCK_PROCESS_CPUTIME_ID), .at = now_seconds(CLOCK_MONOTONIC)};
-    count_ticks(&seen.idle, &seen.all);
+    count_ticks("/proc/stat", &seen.idle, &seen.all);
     const double tick = 1.0 / (double)sysconf(_SC_CLK_TCK);
     seen.idle *= tick, seen.all *= tick;
     return seen;

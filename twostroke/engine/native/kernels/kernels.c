@@ -40,13 +40,6 @@ void twostroke_linear(
     few_linear(&of, threads);
 }
 
-// out [rows, columns] = the numbers of w.
-void twostroke_dense(const matrix *w, float *out) {
-    for (int64_t row = 0; row < w->rows; row++)
-        for (int64_t k = 0; k < w->columns; k++)
-            *out++ = load_value(matrix_row(w, row), k, w->kind) * (w->scales ? w->scales[row] : 1.0f);
-}
-
 // Norms of `count` vectors, `group` of them side by side and then `x_stride` from there to the next; out has no gaps.
 void twostroke_rms_norm(
     const float *x, int64_t x_stride, int64_t group, const float *weight, float epsilon, float *out, int64_t count,

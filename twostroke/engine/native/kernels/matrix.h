@@ -4,7 +4,7 @@
 
 #define AHEAD 1024  // bytes that are asked for early
 
-enum { HALF = 0, BFLOAT = 1, INT8 = 2 };
+enum { HALF, BFLOAT, INT8, FLOAT };  // kinds of number; FLOAT is for keys and values only
 
 typedef struct {
     const void *values;   // row-major
@@ -14,11 +14,14 @@ typedef struct {
     int64_t kind;
 } matrix;
 
-static inline __attribute__((always_inline)) int64_t value_bytes(int64_t kind) { return kind == INT8 ? 1 : 2; }
+static inline __attribute__((always_inline)) int64_t value_bytes(int64_t kind) {
+    return kind == INT8 ? 1 : kind == FLOAT ? 4 : 2;
+}
 
 static inline __attribute__((always_inline)) vec v_load_value(const void *row, int64_t at, int64_t kind) {
     if (kind == HALF) return v_load_half((const uint16_t *)row + at);
     if (kind == BFLOAT) return v_load_bfloat((const uint16_t *)row + at);
+    if (kind == FLOAT) return v_load((const float *)row + at);
     return v_load_int8((const int8_t *)row + at);
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 #include "matrix.h"
 
-#define FLOAT 3        // a fourth kind of number, beside those of a matrix
 #define BLOCK 64       // tokens that are scored at once
 #define MOST_ROWS 256  // queries times heads of one item
 #define MOST_DIM 256
@@ -31,16 +30,10 @@ typedef struct {
     float *out;  // [T, heads, head_dim]
 } attention;
 
-static inline __attribute__((always_inline)) int64_t kind_bytes(int64_t kind) { return kind == FLOAT ? 4 : 2; }
-
-static inline __attribute__((always_inline)) vec v_load_number(const void *row, int64_t at, int64_t kind) {
-    return kind == FLOAT ? v_load((const float *)row + at) : v_load_value(row, at, kind);
-}
-
 static inline const char *token_row(const attention *a, const int32_t *pages, int64_t token, int64_t head, int64_t part) {
     const cache *kv = a->kv;
     int64_t row = ((a->layer * 2 + part) * kv->page_tokens + token % kv->page_tokens) * kv->kv_heads + head;
-    return kv->pages + pages[token / kv->page_tokens] * kv->page_bytes + row * kv->head_dim * kind_bytes(kv->kind);
+    return kv->pages + pages[token / kv->page_tokens] * kv->page_bytes + row * kv->head_dim * value_bytes(kv->kind);
 }
 
 // Write a token's keys or values. What 16 bits cannot hold becomes NaN: an infinite key could leave a score of -inf, a token that
@@ -48,7 +41,7 @@ static inline const char *token_row(const attention *a, const int32_t *pages, in
 static void append_row(const cache *kv, int64_t layer, int64_t part, int64_t page, int64_t offset, const float *from) {
     const int64_t numbers = kv->kv_heads * kv->head_dim;
     const int64_t row = (layer * 2 + part) * kv->page_tokens + offset;
-    char *to = kv->pages + page * kv->page_bytes + row * numbers * kind_bytes(kv->kind);
+    char *to = kv->pages + page * kv->page_bytes + row * numbers * value_bytes(kv->kind);
     if (kv->kind == FLOAT) memcpy(to, from, (size_t)numbers * sizeof(float));
     else if (kv->kind == HALF)  // heads are whole registers
         for (int64_t i = 0; i < numbers; i += LANES) v_store_half((uint16_t *)to + i, v_load(from + i));

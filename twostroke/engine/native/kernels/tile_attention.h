@@ -50,8 +50,8 @@ static inline __attribute__((always_inline)) void unpack_keys(
         const char *row = token < count ? token_row(a, p->pages, start + token, p->head, 0) : NULL;
         for (int64_t d = 0; d < head_dim; d += DEPTH) {
             __m512i split_row[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-            vec high = row && d + LANES < head_dim ? v_load_number(row, d + LANES, kind) : v_zero();
-            if (row) split(v_load_number(row, d, kind), high, parts, split_row);
+            vec high = row && d + LANES < head_dim ? v_load_value(row, d + LANES, kind) : v_zero();
+            if (row) split(v_load_value(row, d, kind), high, parts, split_row);
             for (int64_t part = 0; part < parts; part++)
                 _mm512_store_si512(s->keys[token / PAIR][d / DEPTH][part][token / TILE % 2] + token % TILE * 64, split_row[part]);
         }
@@ -74,8 +74,8 @@ static inline __attribute__((always_inline)) void unpack_values(
             __m512i square[2][TILE];
             for (int64_t i = 0; i < TILE; i++) {
                 const int64_t token = step * DEPTH + 2 * i;
-                vec first = token < count ? v_load_number(rows[token], d, kind) : v_zero();
-                vec second = token + 1 < count ? v_load_number(rows[token + 1], d, kind) : v_zero();
+                vec first = token < count ? v_load_value(rows[token], d, kind) : v_zero();
+                vec second = token + 1 < count ? v_load_value(rows[token + 1], d, kind) : v_zero();
                 vec f = parts == 2 ? v_upper(first) : first, g = parts == 2 ? v_upper(second) : second;
                 square[0][i] = beside(f, g);
                 square[1][i] = beside(v_upper(v_sub(first, f)), v_upper(v_sub(second, g)));

@@ -189,13 +189,12 @@ static void integer_linear(const product *of, int64_t threads) {
     integer_product p = {*of, of->w->columns / BYTES, NULL, NULL};
     const int64_t block_bytes = DIGITS * p.steps * TILE_BYTES, pass = pass_tokens(DIGIT_BYTES, block_bytes);
     const int64_t blocks = ((of->tokens < pass ? of->tokens : pass) + TILE - 1) / TILE;
-    p.inputs = scratch(1, (size_t)(blocks * (block_bytes + TILE * 4)));
+    p.inputs = scratch(INPUTS, (size_t)(blocks * (block_bytes + TILE * 4)));
     if (!p.inputs) abort();
     p.scales = (float *)(p.inputs + blocks * block_bytes);
     for (int64_t token = 0; token < of->tokens; token += pass) {
         p.of = some_tokens(of, token, token + pass);
         parallel(digits_item, &p, (p.of.tokens + TILE - 1) / TILE, threads);
-        WRITTEN;
         parallel(integers_item, &p, (of->w->rows + ITEM_ROWS - 1) / ITEM_ROWS, threads);
     }
 }

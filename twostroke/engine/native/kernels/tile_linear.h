@@ -147,7 +147,7 @@ static inline __attribute__((always_inline)) void multiply_strips(
 
 static void strips_item(void *context, int64_t item) {
     const tile_product *p = context;
-    char *buffers = scratch(0, (size_t)(2 * p->steps * STEP_BYTES(p->parts)));
+    char *buffers = scratch(WEIGHTS, (size_t)(2 * p->steps * STEP_BYTES(p->parts)));
     if (!buffers) abort();
     const int64_t all = strips(p->of.w), begin = item * STRIPS, end = begin + STRIPS < all ? begin + STRIPS : all;
     tiles_configure();
@@ -161,7 +161,7 @@ static void tile_linear(const product *of, int64_t threads) {
     tile_product p = {*of, (of->w->columns + DEPTH - 1) / DEPTH, of->w->kind == HALF ? 2 : 1, NULL};
     const int64_t block_bytes = p.steps * INPUT_PARTS * TILE_BYTES, pass = pass_tokens(INPUT_BYTES, block_bytes);
     const int64_t blocks = ((of->tokens < pass ? of->tokens : pass) + TILE - 1) / TILE;
-    p.inputs = scratch(1, (size_t)(blocks * block_bytes));
+    p.inputs = scratch(INPUTS, (size_t)(blocks * block_bytes));
     if (!p.inputs) abort();
     for (int64_t token = 0; token < of->tokens; token += pass) {
         p.of = some_tokens(of, token, token + pass);

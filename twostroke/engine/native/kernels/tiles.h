@@ -41,11 +41,13 @@ static void tiles_configure(void) {
     _tile_loadconfig(&shape);
 }
 
+typedef enum { WEIGHTS, INPUTS, PACKED } packed;  // what lies in a buffer; then how many there are
+
 // A buffer that the calling thread keeps for its next call, and for good: threads that call are few and last. NULL when there is no
 // memory.
-static char *scratch(int which, size_t bytes) {
-    static __thread char *kept[2];
-    static __thread size_t size[2];
+static char *scratch(packed which, size_t bytes) {
+    static __thread char *kept[PACKED];
+    static __thread size_t size[PACKED];
     if (size[which] < bytes) {
         free(kept[which]);
         kept[which] = aligned_alloc(64, (bytes + 63) / 64 * 64);
