@@ -110,6 +110,15 @@ class Blocks:
         self._advance()
         return self._store.leased(lease_id, key)
 
+    def keeps(self, lease_id: str, key: bytes, generation: int, slot: int) -> bool:
+        """Whether a lease keeps a block at this very place. Any thread may ask, alone of all methods.
+
+        It only looks: each look is one read of a dict, at values that never change. A lease that ends by time is seen
+        until the loop has ended it. So the answer may be void at once; the header of the slot tells afterwards.
+        """
+        place = self._store.leased(lease_id, key)
+        return place is not None and (place.block.generation, place.slot) == (generation, slot)
+
     def require_writer(self, writer: str) -> None:
         """Raise InvalidRequest for a writer without a sign of life of its own: its slots could never be taken back."""
         if writer == self.arena.incarnation or not self.arena.writer_lives(writer):

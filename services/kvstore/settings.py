@@ -92,6 +92,28 @@ class DiskSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataSettings:
+    """The door through which other hosts' nodes read blocks."""
+
+    data_listen: str = setting("127.0.0.1:0", help="host:port where other hosts' nodes read blocks; port 0 picks one")
+    data_advertise: str = setting("", help="host:port that other nodes are told, where it is not that of --data-listen")
+    data_connections: int = setting(32, help="connections of other nodes that may be open at once")
+    data_idle_seconds: float = setting(60.0, help="how long a connection of another node may be silent")
+    data_send_seconds: float = setting(5.0, help="how long another node may take to read a block")
+
+    def __post_init__(self) -> None:
+        for name in ("data_listen", "data_advertise"):
+            host, _, port = getattr(self, name).rpartition(":")
+            if getattr(self, name) and not (host and port.isdigit() and int(port) <= 65_535):
+                raise InvalidSetting(name, getattr(self, name), "must be host:port")
+        if self.data_connections < 1:
+            raise InvalidSetting("data_connections", self.data_connections, "must be at least 1")
+        for name in ("data_idle_seconds", "data_send_seconds"):
+            if getattr(self, name) <= 0:
+                raise InvalidSetting(name, getattr(self, name), "must be over 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvStoreSettings:
     """A KV store node: holds blocks of attention keys and values for the workers of one host."""
 

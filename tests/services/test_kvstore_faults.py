@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from services.kvstore.service import KvStoreService
+from tests.support.faults import armed
 from tests.support.stores import (
     KV_FORMAT,
     WAIT_SECONDS,
@@ -27,7 +30,9 @@ from twostroke.kv.client import KvStoreClient
 from twostroke.kv.transport import Tenancy
 from twostroke.kv.transport.calls import StoreCalls
 from twostroke.kv.transport.pages import HostPages
+from twostroke.rpc.channel import connect
 from twostroke.rpc.server import ServerSettings, serving
+from twostroke.v1 import faults_pb2
 from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
 
 both = pytest.mark.parametrize("transport", [TransportChoice.SHARED_MEMORY, TransportChoice.GRPC])
@@ -250,3 +255,44 @@ async def test_a_node_that_never_answers_is_no_store_and_costs_a_caller_no_more_
                 *(client.lookup(keys(1), deadline=soon) for _ in range(5)), return_exceptions=True
             )
             assert {type(each) for each in found} == {DeadlineExceeded}  # those that wait for another's attempt too
+
+
+async def test_a_silent_node_costs_one_caller_the_time_of_a_call_and_the_next_ones_none(tmp_path: Path) -> None:
+    async with (
+        serving_store(tmp_path) as store,
+        serving(ServerSettings(fault_points=True, drain_seconds=1.0), KvStoreService(store.node)) as server,
+        KvStoreClient.connect(server.address, lambda: KV_FORMAT) as client,
+    ):
+        channel = connect(server.address)
+        hold = (faults_pb2.MOMENT_CALLED, faults_pb2.FAULT_HOLD)
+        assert await client.lookup(keys(1)) == 0
+        async with armed(channel, "KvStoreService/Lookup", *hold, strikes=2) as fault:
+            with pytest.raises(Unavailable, match="does not answer"):
+                await client.lookup(keys(1))
+            assert await fault.struck() == 1
+            for _ in range(20):
+                with pytest.raises(Unavailable, match="a moment ago"):
+                    await client.lookup(keys(1))
+            fault.disarm()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                with contextlib.suppress(Unavailable):
+                    assert await client.lookup(keys(1)) == 0
+                    break
+                await asyncio.sleep(0.01)
+        await channel.close()
+
+
+async def test_a_caller_that_is_short_of_time_does_not_make_the_node_silent(tmp_path: Path) -> None:
+    async with (
+        serving_store(tmp_path) as store,
+        serving(ServerSettings(fault_points=True, drain_seconds=1.0), KvStoreService(store.node)) as server,
+        KvStoreClient.connect(server.address, lambda: KV_FORMAT) as client,
+    ):
+        channel = connect(server.address)
+        await client.attached()
+        async with armed(channel, "KvStoreService/Lookup", faults_pb2.MOMENT_CALLED, faults_pb2.FAULT_HOLD):
+            with pytest.raises(DeadlineExceeded):
+                await client.lookup(keys(1), deadline=asyncio.get_running_loop().time() + 0.2)
+        assert await client.lookup(keys(1)) == 0
+        await channel.close()

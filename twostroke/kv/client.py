@@ -30,7 +30,10 @@ from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceStub
 log = logging.getLogger(__name__)
 
 CALL_SECONDS = 2.0  # bound on any control call: the store answers from memory
+ATTACH_SECONDS = 1.0  # for an introduction: whoever asks meanwhile waits for it
 RETRY_SECONDS = 0.2  # between tries to attach; calls in between fail at once
+SILENT_SECONDS = 2.0  # the same, after a node that was attached did not answer
+CLOCK_SECONDS = 0.1  # by which clocks here and in gRPC may differ about the end of a call
 
 
 _Count = Callable[[Attachment, Sequence[bytes]], Awaitable[int]]  # leading keys of those of one call
@@ -101,13 +104,17 @@ class KvStoreClient:
         request = pb.AttachRequest(format=wire.kv_format_pb(kv_format), writer_id=writer_id)
         try:
             with domain_errors():
-                response = await self.stub.Attach(request, timeout=CALL_SECONDS)
+                response = await self.stub.Attach(request, timeout=ATTACH_SECONDS)
         except TwostrokeError as error:
             self._retry_at = clock() + RETRY_SECONDS
             if isinstance(error, DeadlineExceeded):  # the bound of the call, not the caller's time
                 raise Unavailable("the store does not answer") from error
             raise
         return messages.attachment(response, writer_id)
+
+    def is_attached(self, node: Attachment) -> bool:
+        """Whether calls still go to this very node."""
+        return self._attachment is node
 
     def forget(self, node: Attachment) -> None:
         """Attach anew before the next call."""
@@ -239,18 +246,28 @@ class KvStoreClient:
     def calls_to(self, node: Attachment, lease: Lease | None = None) -> Iterator[None]:
         """Make calls to this very node inside the block, with gRPC's errors turned into ours.
 
-        A node that has restarted is forgotten, so that whoever asks next attaches anew.
+        A node that has restarted is forgotten, so that whoever asks next attaches anew. So is one that is silent for as
+        long as a call may take, and calls fail at once for a while: else each caller would wait that long again.
 
-        Raises: NotFound, when `lease` is of another life of the node; WorkerLost, when the node is.
+        Raises: NotFound, when `lease` is of another life of the node; WorkerLost, when the node is; Unavailable, when
+            the node is silent.
         """
         if lease is not None and lease.incarnation != node.incarnation:
             raise NotFound("the lease ended with an earlier life of the store", field="lease_id")
+        clock = asyncio.get_running_loop().time
+        silent_at = clock() + CALL_SECONDS - CLOCK_SECONDS
         try:
             with domain_errors():
                 yield
         except WorkerLost:
             self.forget(node)
             raise
+        except DeadlineExceeded as error:
+            if clock() < silent_at:  # the caller's own time is up
+                raise
+            self.forget(node)
+            self._retry_at = clock() + SILENT_SECONDS
+            raise Unavailable("the store does not answer", retry_after=SILENT_SECONDS) from error
 
 
 def _parts(keys: Sequence[bytes], most: int) -> Iterator[Sequence[bytes]]:

@@ -14,6 +14,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.kv.layout import ArenaLayout, Attachment
 from twostroke.kv.limits import StoreStats
 from twostroke.kv.refs import BlockRef, BlockSlot, Lease, Reservation, Terms
+from twostroke.kv.transport.peer import Offer
 from twostroke.limits import MAX_NAME_CHARACTERS
 from twostroke.v1 import common_pb2, kvstore_pb2
 from twostroke.wire import duration_pb, seconds
@@ -170,6 +171,16 @@ def attachment_pb(value: Attachment) -> kvstore_pb2.AttachResponse:
         max_keys=value.max_keys,
         max_lease=duration_pb(value.max_lease_seconds),
     )
+
+
+def offers(messages: Iterable[kvstore_pb2.Offer]) -> tuple[Offer, ...]:
+    """Read the ways to a node's blocks."""
+    return tuple(Offer(each.kind, each.address) for each in messages)
+
+
+def offers_pb(values: Iterable[Offer]) -> list[kvstore_pb2.Offer]:
+    """Write the ways to a node's blocks."""
+    return [kvstore_pb2.Offer(kind=each.kind, address=each.address) for each in values]
 
 
 def status_pb(

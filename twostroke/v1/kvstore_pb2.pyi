@@ -124,6 +124,32 @@ class Arena(_message.Message):
 Global___Arena: _TypeAlias = Arena  # noqa: Y015
 
 @_typing.final
+class Offer(_message.Message):
+    """A way in which other hosts' nodes may read blocks. Readers take the first kind that they know and that works."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"tcp", "grpc"."""
+    address: _builtins.bytes
+    """Of that kind's own making; "host:port" for the two."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        address: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Offer: _TypeAlias = Offer  # noqa: Y015
+
+@_typing.final
 class BlockSlot(_message.Message):
     """A block and where it lies."""
 

@@ -143,7 +143,9 @@ class SharedMemoryTransport:
             raise
 
     async def _abandon(self, reservations: Sequence[Reservation]) -> None:
-        """Give slots back whose copies have ended."""
+        """Give slots back whose copies have ended; as a writer that is given up, by the end of this transport."""
+        if not self._calls.client.is_attached(self._calls.node):
+            return
         try:
             await self._calls.abandon(reservations)
         except TwostrokeError as error:
