@@ -47,6 +47,7 @@ class Backend(Protocol):
     name: str
     device: torch.device
     dtype: torch.dtype  # of activations
+    torch_threads: int  # torch's intra-op threads in a pass
 
     def linear(self, matrix: Matrix) -> Linear:
         """Prepare a matrix for multiplication."""
