@@ -61,10 +61,10 @@ async def test_malformed_http_leaves_no_traceback_and_no_secret_in_the_log(
 def test_lines_about_malformed_http_are_far_apart_and_count_what_they_leave_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    now = 0.0
-    log = ConnectionLog(logging.getLogger("door"), lambda: now)
+    now = [0.0]
+    log = ConnectionLog(logging.getLogger("door"), lambda: now[0])
     with caplog.at_level(logging.INFO, logger="door"):
-        for now in (0.0, 1.0, QUIET_SECONDS - 1, QUIET_SECONDS + 1):
+        for now[0] in (0.0, 1.0, QUIET_SECONDS - 1, QUIET_SECONDS + 1):
             log.exception("Error handling request", exc_info=BadHttpMessage("sesame"))
     assert [vars(record)["more_since_last"] for record in caplog.records] == [0, 2]
 
