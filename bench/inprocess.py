@@ -122,7 +122,7 @@ async def measure(*, quick: bool, profile: bool) -> InProcess:
     threads = usable_processors()
     found = ceilings.measure(threads)
     torch.set_num_threads(1)
-    backend = choose_backend(Device.CPU, threads=threads)
+    backend = choose_backend(Device.CPU, threads=None)
     loaded = load_model(find_model(""), mode=WeightMode.F16, backend=backend)
     rate = ceilings.weights_gb(backend, loaded.config, loaded.mode)
     print("steps of an engine in this process", flush=True)

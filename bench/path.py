@@ -27,7 +27,7 @@ from bench.figures import Ratio, emit, report
 from bench.processes import run_to_end
 from bench.steps import request
 from twostroke.client import Client
-from twostroke.engine.backends.choice import Device, choose_backend, usable_processors
+from twostroke.engine.backends.choice import Device, choose_backend
 from twostroke.engine.engine import Engine, EngineSettings
 from twostroke.engine.matrix import WeightMode
 from twostroke.engine.weights import load_model
@@ -119,9 +119,7 @@ async def measure(rounds: int, port: int, state: Path) -> dict[str, float]:
     """Run everything; print a table and answer the figures."""
     async with cluster(port, state) as (first_start, _):
         pass
-    loaded = load_model(
-        find_model(""), mode=WeightMode.F16, backend=choose_backend(Device.CPU, threads=usable_processors())
-    )
+    loaded = load_model(find_model(""), mode=WeightMode.F16, backend=choose_backend(Device.CPU, threads=None))
     one, four, dice = Times(), Times(), random.Random(0)
     async with (
         cluster(port, state) as (second_start, launcher),

@@ -43,8 +43,8 @@ def request(engine: Engine, prompt: Sequence[int], max_tokens: int) -> EngineReq
 
 @asynccontextmanager
 async def engine_for(loaded: LoadedModel, tokens: int) -> AsyncIterator[Engine]:
-    """An engine with pages for so many tokens; torch's own operations get one thread, as in a worker."""
-    settings = EngineSettings(pages=tokens // PAGE_TOKENS + 2, threads=1)
+    """An engine with pages for so many tokens."""
+    settings = EngineSettings(pages=tokens // PAGE_TOKENS + 2)
     async with Engine.start(settings, loaded.model, loaded.kv_format(block_tokens=PAGE_TOKENS)) as engine:
         yield engine
 

@@ -57,14 +57,14 @@ class InvalidRequest(TwostrokeError):
     """The request can never succeed as it is."""
 
     code, http, reason = grpc.StatusCode.INVALID_ARGUMENT, 400, "INVALID_REQUEST"
-    cure = "change the named field"
+    cure = "change what the message names"
 
 
 class ContextTooLong(InvalidRequest):
     """The prompt, or the prompt and `max_tokens`, do not fit the model's context."""
 
     reason = "CONTEXT_LENGTH_EXCEEDED"
-    cure = "shorten the prompt or lower max_tokens"
+    cure = "shorten the prompt, or send truncation: auto; lower max_tokens where only that is too much"
 
 
 class TooLarge(InvalidRequest):
@@ -78,7 +78,7 @@ class Unauthenticated(TwostrokeError):
     """No API key was sent, or one that is not known; the text never holds it."""
 
     code, http, reason = grpc.StatusCode.UNAUTHENTICATED, 401, "INVALID_API_KEY"  # the word of the OpenAI API
-    cure = "send a key of this cluster, as Authorization: Bearer KEY"
+    cure = "send a key of this cluster: Authorization: Bearer KEY, or TWOSTROKE_API_KEY for the command"
 
 
 class PermissionDenied(TwostrokeError):
@@ -92,7 +92,7 @@ class NotFound(TwostrokeError):
     """The named thing does not exist."""
 
     code, http, reason = grpc.StatusCode.NOT_FOUND, 404, "NOT_FOUND"
-    cure = "list what exists first"
+    cure = "ask for something that exists"
 
 
 class FormatMismatch(TwostrokeError):

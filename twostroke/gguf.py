@@ -7,6 +7,7 @@ trusted: every length is checked against what is left of the header before anyth
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
@@ -80,9 +81,12 @@ class GgufMetadata(Mapping[str, GgufValue]):
         return self._scalar(key, int)
 
     def number(self, key: str) -> float | None:
-        """Return the number under `key`; an integer will do."""
+        """Return the number under `key`, which must be finite; an integer will do."""
         value = self._values.get(key)
-        return float(value) if type(value) is int else self._scalar(key, float)
+        number = float(value) if type(value) is int else self._scalar(key, float)
+        if number is not None and not math.isfinite(number):
+            raise ModelError(f"GGUF key {key} is {number}, which is no number to compute with")
+        return number
 
     def strings(self, key: str) -> tuple[str, ...] | None:
         """Return the array of strings under `key`."""

@@ -2,86 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Protocol
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.eviction import Cache, LeastRecentlyUsed, prompt_of
 from twostroke.kv.eviction import EvictionQueue
-
-Prompt = Sequence[bytes]
-
-
-class Policy(Protocol):
-    """What a cache asks."""
-
-    def add(self, key: bytes) -> object: ...
-    def pin(self, key: bytes) -> None: ...
-    def unpin(self, key: bytes) -> None: ...
-    def use(self, key: bytes) -> None: ...
-    def evict(self) -> bytes | None: ...
-
-
-class LeastRecentlyUsed:
-    """The yardstick."""
-
-    def __init__(self) -> None:
-        self.queue: OrderedDict[bytes, None] = OrderedDict()
-
-    def add(self, key: bytes) -> None:
-        self.queue[key] = None
-
-    def pin(self, key: bytes) -> None:
-        del self.queue[key]
-
-    unpin = add
-
-    def use(self, key: bytes) -> None:
-        pass
-
-    def evict(self) -> bytes | None:
-        return self.queue.popitem(last=False)[0] if self.queue else None
-
-
-class Cache:
-    """Blocks of prompts in so many slots, each prompt under a lease of its own."""
-
-    def __init__(self, policy: Policy, slots: int) -> None:
-        self.policy = policy
-        self.slots = slots
-        self.held: set[bytes] = set()
-
-    def serve(self, prompt: Prompt) -> int:
-        """Answers how many leading blocks were there."""
-        hits = next((index for index, key in enumerate(prompt) if key not in self.held), len(prompt))
-        leased = [key for key in prompt if key in self.held]
-        for key in leased:
-            self.policy.pin(key)
-            self.policy.use(key)
-        for key in prompt:
-            if key not in self.held:
-                if len(self.held) == self.slots:
-                    victim = self.policy.evict()
-                    if victim is None:
-                        break
-                    self.held.remove(victim)
-                self.held.add(key)
-                self.policy.add(key)
-                self.policy.pin(key)
-                leased.append(key)
-        for key in sorted(leased, key=prompt.index, reverse=True):
-            self.policy.unpin(key)
-        return hits
-
-    def serve_all(self, prompts: Iterable[Prompt]) -> int:
-        return sum(map(self.serve, prompts))
-
-
-def prompt(name: str, blocks: int) -> Prompt:
-    return [f"{name}/{index}".encode() for index in range(blocks)]
 
 
 @given(
@@ -94,8 +21,8 @@ def prompt(name: str, blocks: int) -> Prompt:
 def test_a_working_set_stays_through_a_scan_of_many_times_the_arena_where_lru_loses_all_of_it(
     slots: int, in_use: float, blocks: int, times: int, scanned: int
 ) -> None:
-    working = [prompt(f"working {index}", blocks) for index in range(int(slots * in_use / blocks))]
-    scan = [prompt(f"scan {index}", scanned) for index in range(times * slots // scanned)]
+    working = [prompt_of(f"working {index}", blocks) for index in range(int(slots * in_use / blocks))]
+    scan = [prompt_of(f"scan {index}", scanned) for index in range(times * slots // scanned)]
     ours, theirs = Cache(EvictionQueue(), slots), Cache(LeastRecentlyUsed(), slots)
     for cache in (ours, theirs):
         cache.serve_all(chain(working, working, scan))
@@ -106,11 +33,11 @@ def test_a_working_set_stays_through_a_scan_of_many_times_the_arena_where_lru_lo
 @given(slots=st.integers(100, 400), prompts=st.integers(5, 15))
 def test_amid_scans_that_outnumber_it_a_working_set_is_learned(slots: int, prompts: int) -> None:
     blocks = slots // (2 * prompts)
-    working = [prompt(f"working {index}", blocks) for index in range(prompts)]
+    working = [prompt_of(f"working {index}", blocks) for index in range(prompts)]
     trace = []
     for index in range(30 * prompts):  # between two uses of a prompt lies half as much again as the arena has slots
         trace.append(working[index % prompts])
-        trace += [prompt(f"scan {index}.{part}", blocks) for part in range(2)]
+        trace += [prompt_of(f"scan {index}.{part}", blocks) for part in range(2)]
     ours, theirs = (Cache(policy, slots).serve_all(trace) for policy in (EvictionQueue(), LeastRecentlyUsed()))
     most = 29 * prompts * blocks
     assert ours >= 0.9 * most
@@ -119,7 +46,7 @@ def test_amid_scans_that_outnumber_it_a_working_set_is_learned(slots: int, promp
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=10), st.booleans())
 def test_the_end_of_a_prompt_goes_before_its_start(lengths: list[int], used_again: bool) -> None:
-    prompts = [prompt(str(index), blocks) for index, blocks in enumerate(lengths)]
+    prompts = [prompt_of(str(index), blocks) for index, blocks in enumerate(lengths)]
     queue = EvictionQueue()
     cache = Cache(queue, sum(lengths))
     cache.serve_all(prompts * (1 + used_again))

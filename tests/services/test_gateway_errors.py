@@ -38,7 +38,7 @@ async def test_an_error_before_the_first_event_has_its_status(stream: bool) -> N
         "type": "invalid_request_error",
         "param": "model",
         "code": "not_found",
-        "cure": "list what exists first",
+        "cure": "ask for something that exists",
     }
 
 

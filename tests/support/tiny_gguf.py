@@ -103,3 +103,27 @@ def llama3_divisors(tiny: Tiny) -> Array:
             smooth = (context / wavelength - low) / (high - low)
             divisors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
     return np.array(divisors, dtype=np.float32)
+
+
+def write_gguf(path: Path, **values: Any) -> Path:
+    """Write a tiny llama's file, then the same metadata again with `values` set or replaced."""
+    write_tiny_gguf(path)
+    reader = gguf.GGUFReader(path)
+    out = path.with_name("edited.gguf")
+    writer = gguf.GGUFWriter(out, "llama")
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture" or field.name in values:
+            continue
+        kinds = field.types
+        if len(kinds) == 1 or field.data:  # an empty array cannot be written
+            writer.add_key_value(field.name, field.contents(), kinds[0], kinds[1] if len(kinds) > 1 else None)
+    for name, value in values.items():
+        kind = gguf.GGUFValueType.STRING if isinstance(value, str) else gguf.GGUFValueType.UINT32
+        writer.add_key_value(name, value, gguf.GGUFValueType.FLOAT32 if isinstance(value, float) else kind)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out

@@ -79,7 +79,7 @@ async def test_errors_come_with_a_cure_through_both_doors(cluster: Launched) -> 
         assert (status, out) == (1, "")
         assert err.splitlines() == [
             "twostroke: temperature must be from 0 to 2, not 3",
-            "  try: change the named field",
+            "  try: change what the message names",
         ]
 
 

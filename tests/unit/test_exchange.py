@@ -41,7 +41,7 @@ async def hanging() -> AsyncIterator[tuple[Exchange, Stream]]:
     runner = Hanging()
     bounds = Bounds(vocab_size=VOCAB, context=CONTEXT, page_tokens=PAGE_TOKENS, pages=8)
     before = set(threading.enumerate())
-    exchange = Exchange(EngineCore(EngineSettings(pages=9), bounds, frozenset({END}), runner), threads=1)
+    exchange = Exchange(EngineCore(EngineSettings(pages=9), bounds, frozenset({END}), runner), torch_threads=1)
     exchange.start()
     (thread,) = set(threading.enumerate()) - before
     stream = Stream()

@@ -86,7 +86,7 @@ def test_a_request_out_of_range_is_refused_naming_its_field(wrong: object, field
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"pages": 1}, {"tokens_per_step": 0}, {"max_running": 0}, {"max_waiting": 0}, {"max_chunk": 0}, {"threads": 0}],
+    [{"pages": 1}, {"tokens_per_step": 0}, {"max_running": 0}, {"max_waiting": 0}, {"max_chunk": 0}],
 )
 def test_settings_out_of_range_are_refused_naming_the_field(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

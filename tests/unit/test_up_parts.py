@@ -168,7 +168,7 @@ def test_children_get_our_environment_without_our_settings() -> None:
         "TWOSTROKE_API_KEY": "k",
         "OMP_NUM_THREADS": "64",
     }
-    environ = child_environment(ours, threads=1)
+    environ = child_environment(ours)
     assert environ["HOME"] == "/h"
     assert environ["OMP_NUM_THREADS"] == "1"
     assert [name for name in environ if name.startswith("TWOSTROKE_")] == ["TWOSTROKE_CACHE"]

@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
     command = "twostroke" if shutil.which("twostroke") else f"{sys.executable} -m twostroke"
     supervisor = Supervisor(options, site, logs, Progress(sys.stdout, sys.stderr, command=command))
     try:
-        return asyncio.run(supervisor.run(specs, child_environment(os.environ, options.threads or 1)))
+        return asyncio.run(supervisor.run(specs, child_environment(os.environ)))
     except GaveUp as failure:
         complain(str(failure), failure.cure)
         return 2 if failure.misused else 1

@@ -47,6 +47,7 @@ class Backend(Protocol):
     name: str
     device: torch.device
     dtype: torch.dtype  # of activations
+    torch_threads: int  # torch's intra-op threads in a pass
 
     def placed(self, matrix: Matrix) -> Matrix:
         """Bring a matrix to where `linear` and `embedding` want it, so that both can be made of one."""

@@ -15,6 +15,7 @@ from twostroke.errors import ModelError
 
 DIGEST_BYTES = 16
 MAX_LAYERS = 1_000  # more are refused before anything is made for each of them
+_LEAST, _MOST = 1e-9, 1e12  # of factors: whatever is made of a few of them and a position is a finite float32
 
 
 class RopeScaling(enum.StrEnum):
@@ -38,12 +39,13 @@ class RopeConfig:
     divisors: tuple[float, ...] | None = None  # one per frequency; a GGUF file's rope_freqs tensor
 
     def __post_init__(self) -> None:
-        if not (self.theta > 0 and self.factor > 0 and self.low_freq_factor > 0 and self.original_max_positions > 0):
-            raise ModelError("rope theta, factors and original positions must be positive")
+        for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions"):
+            if not _LEAST <= getattr(self, name) <= _MOST:
+                raise ModelError(f"rope {name} is {getattr(self, name):g}; it must lie between {_LEAST} and {_MOST:g}")
         if self.scaling is RopeScaling.LLAMA3 and self.high_freq_factor <= self.low_freq_factor:
             raise ModelError("rope high_freq_factor must be above low_freq_factor")
-        if self.divisors is not None and not all(divisor > 0 for divisor in self.divisors):
-            raise ModelError("rope divisors must be positive")
+        if self.divisors is not None and not all(_LEAST <= divisor < math.inf for divisor in self.divisors):
+            raise ModelError(f"rope divisors must be finite, from {_LEAST}")
 
     @property
     def digest(self) -> bytes:
@@ -95,8 +97,8 @@ class ModelConfig:
             raise ModelError(f"norm_eps is {self.norm_eps}; it must lie between 0 and 1")
         if len(self.windows) != self.num_layers or not all(window is None or window >= 1 for window in self.windows):
             raise ModelError(f"windows {self.windows} are not a positive number of tokens for each layer")
-        if self.attention_scale is not None and not 0 < self.attention_scale < math.inf:
-            raise ModelError(f"attention_scale is {self.attention_scale}; it must be positive")
+        if self.attention_scale is not None and not _LEAST <= self.attention_scale <= _MOST:
+            raise ModelError(f"attention_scale is {self.attention_scale}; it must lie between {_LEAST} and {_MOST:g}")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key-value heads evenly")
         if self.head_dim % 2:

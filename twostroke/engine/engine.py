@@ -63,7 +63,7 @@ class Engine:
         )
         self._runner = Runner(model, self.cache, forward)
         core = EngineCore(settings, self._bounds, model.config.end_token_ids, self._runner)
-        self._exchange = Exchange(core, settings.threads)
+        self._exchange = Exchange(core, model.backend.torch_threads)
 
     @classmethod
     @asynccontextmanager

@@ -24,12 +24,12 @@ class Exchange:
 
     Args:
         core: what the thread drives.
-        threads: torch's intra-op threads.
+        torch_threads: torch's intra-op threads.
     """
 
-    def __init__(self, core: EngineCore, threads: int) -> None:
+    def __init__(self, core: EngineCore, torch_threads: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread = EngineThread(core, threads, self._loop, self._publish, self._on_end)
+        self._thread = EngineThread(core, torch_threads, self._loop, self._publish, self._on_end)
         self._streams: dict[int, Stream] = {}
         self._asked: set[asyncio.Future[Any]] = set()
         self._posted = 0

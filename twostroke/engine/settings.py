@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_THREADS = 256
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
@@ -17,7 +15,6 @@ class EngineSettings:
         max_running: sequences that hold pages at once.
         max_waiting: sequences that may wait beyond those; more are refused as Overloaded.
         max_chunk: most prompt tokens of one sequence in one step, so that others fit beside it; None for no such limit.
-        threads: torch's intra-op threads; more than one pays only on a machine without neighbours.
         graphs: whether decode steps are captured and replayed on a CUDA device.
     """
 
@@ -26,11 +23,10 @@ class EngineSettings:
     max_running: int = 64
     max_waiting: int = 256
     max_chunk: int | None = None
-    threads: int = 1
     graphs: bool = True
 
     def __post_init__(self) -> None:
-        minima = {"pages": 2, "tokens_per_step": 1, "max_running": 1, "max_waiting": 1, "max_chunk": 1, "threads": 1}
+        minima = {"pages": 2, "tokens_per_step": 1, "max_running": 1, "max_waiting": 1, "max_chunk": 1}
         for name, least in minima.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -40,5 +36,3 @@ class EngineSettings:
                 f"max_running is {self.max_running} and tokens_per_step {self.tokens_per_step}: every running sequence"
                 " needs a token of each step"
             )
-        if self.threads > MAX_THREADS:
-            raise ValueError(f"threads is {self.threads}; it must be at most {MAX_THREADS}")

@@ -74,7 +74,7 @@ class EngineThread:
 
     Args:
         core: used by this thread alone once it has started.
-        threads: torch's intra-op threads for the passes.
+        torch_threads: torch's intra-op threads for the passes.
         loop: where the next two are called.
         publish: gets the results of a round.
         ended: called once, last, with what ended the thread, or None when it was told to stop.
@@ -83,13 +83,13 @@ class EngineThread:
     def __init__(
         self,
         core: EngineCore,
-        threads: int,
+        torch_threads: int,
         loop: asyncio.AbstractEventLoop,
         publish: Callable[[Results], None],
         ended: Callable[[BaseException | None], None],
     ) -> None:
         self._core = core
-        self._threads = threads
+        self._torch_threads = torch_threads
         self._loop = loop
         self._publish = publish
         self._ended = ended
@@ -114,7 +114,7 @@ class EngineThread:
     def _run(self) -> None:
         cause: BaseException | None = None
         try:
-            torch.set_num_threads(self._threads)
+            torch.set_num_threads(self._torch_threads)
             sys.setswitchinterval(min(SWITCH_SECONDS, sys.getswitchinterval()))
             self._serve()
             self._core.check_integrity()

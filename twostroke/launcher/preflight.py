@@ -64,7 +64,10 @@ def state_directory(options: UpOptions, site: Site) -> Path:
 def _require_packages() -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise Refusal(f"packages are missing: {', '.join(missing)}", 'pip install "twostroke[cpu]"')
+        raise Refusal(
+            f"packages are missing: {', '.join(missing)}",
+            'run `make up` in the checkout, or pip install ".[cpu]" there',
+        )
 
 
 def _sound_keys(path: Path) -> Path:

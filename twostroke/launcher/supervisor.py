@@ -116,8 +116,11 @@ class Supervisor:
             child.kill()
 
 
-def child_environment(environ: Mapping[str, str], threads: int) -> dict[str, str]:
-    """The environment of every child: ours, less our own settings, with the numeric libraries held to `threads`."""
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of every child: ours, less our own settings, with the numeric libraries held to one thread.
+
+    A worker that computes by torch gives its engine more where it is told to.
+    """
     kept = {name: value for name, value in environ.items() if not name.startswith(PREFIX) or name == CACHE_VARIABLE}
-    limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return kept | limits | {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}

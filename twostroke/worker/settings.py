@@ -15,6 +15,7 @@ from twostroke.settings import InvalidSetting, parse_bytes, setting
 from twostroke.telemetry import TelemetrySettings
 
 OFF = "off"
+MAX_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +62,8 @@ class WorkerSettings:
             raise InvalidSetting("block_tokens", self.block_tokens, "must lie between 1 and 256")
         if not 1 <= self.lease_seconds <= 600:
             raise InvalidSetting("lease_seconds", self.lease_seconds, "must lie between 1 and 600")
-        if self.threads is not None and self.threads < 1:
-            raise InvalidSetting("threads", self.threads, "must be at least 1")
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise InvalidSetting("threads", self.threads, f"must lie between 1 and {MAX_THREADS}")
         parse_bytes("kv_bytes", self.kv_bytes)
         parse_bytes("weights_cache_bytes", self.weights_cache_bytes)
         self.engine(pages=2)
@@ -81,8 +82,6 @@ class WorkerSettings:
                 max_running=self.max_running,
                 max_waiting=self.max_waiting,
                 max_chunk=self.max_chunk,
-                threads=self.threads
-                or 1,  # threads of torch wait for each other, which a busy neighbour makes expensive
                 graphs=self.graphs,
             )
         except ValueError as error:

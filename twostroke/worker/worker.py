@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from twostroke.engine.backends.choice import choose_backend, default_mode, usable_processors
+from twostroke.engine.backends.choice import choose_backend, default_mode
 from twostroke.engine.cache import kv_dtype
 from twostroke.engine.cuda.kernels import prepare_kernels
 from twostroke.engine.engine import Engine
@@ -125,7 +125,7 @@ async def started(settings: WorkerSettings) -> AsyncIterator[Worker]:
 
 def _loaded(settings: WorkerSettings) -> LoadedModel:
     """Load the model onto its device, and build the kernels it needs there."""
-    backend = choose_backend(settings.device, mode=settings.weights, threads=settings.threads or usable_processors())
+    backend = choose_backend(settings.device, mode=settings.weights, threads=settings.threads)
     mode = settings.weights or default_mode(backend)
     kv_dtype(settings.kv_dtype, mode, backend.dtype)  # refuses what cannot be before minutes of loading
     loaded = load_model(settings.model, mode=mode, backend=backend, cache=_weights_cache(settings))

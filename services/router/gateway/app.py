@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from services.router.gateway.draft import Draft, Form
 from services.router.gateway.errors import as_domain, error_body, error_headers
 from services.router.gateway.generator import Generator
 from services.router.gateway.json_text import Json, decode, encode
+from services.router.gateway.malformed import ConnectionLog
 from services.router.gateway.models import model, model_list, require_models
 from services.router.gateway.parse import Asked, naming, parse_chat, parse_completion
 from services.router.gateway.relay import Relay
@@ -147,6 +149,8 @@ async def http_door(
     runner = web.AppRunner(
         Door(settings, generator, gate, access).application(),
         access_log=None,
+        logger=ConnectionLog(logging.getLogger(__name__)),
+        auto_decompress=False,  # encoded bodies are refused
         handler_cancellation=True,  # a client that leaves takes its request with it, streamed or not
         keepalive_timeout=KEEPALIVE_SECONDS,
         shutdown_timeout=EXPEL_SECONDS,

@@ -42,12 +42,14 @@ def request_seconds(http: web.Request, default: float) -> float:
 
 
 async def read_body(http: web.Request, seconds: float) -> bytes:
-    """A JSON body, read within `seconds`; the application bounds its size, compressed or not.
+    """A JSON body, read within `seconds`; the application bounds its size.
 
     Raises: UnsupportedMediaType, BodyTooSlow; HTTPRequestEntityTooLarge from the library.
     """
     if http.content_type != "application/json":
         raise UnsupportedMediaType(f"the request body is {http.content_type}")
+    if http.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise UnsupportedMediaType("the request body is encoded, which the header Content-Encoding says")
     try:
         async with asyncio.timeout(seconds):
             return await http.read()

@@ -29,10 +29,10 @@ class BodyTooSlow(InvalidRequest):
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The request body is not JSON."""
+    """The request body is not plain JSON."""
 
     http, reason = 415, "UNSUPPORTED_MEDIA_TYPE"
-    cure = "send JSON with the header Content-Type: application/json"
+    cure = "send JSON with the header Content-Type: application/json, and without Content-Encoding"
 
 
 def error_body(error: TwostrokeError) -> Json:

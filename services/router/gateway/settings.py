@@ -14,7 +14,7 @@ class GatewaySettings:
     """Address and bounds of the HTTP door."""
 
     http_listen: str = setting("127.0.0.1:8000", help="host:port of the OpenAI API; port 0 picks a free one")
-    http_body_bytes: int = setting(10 << 20, help="largest request body, counted after decompression")
+    http_body_bytes: int = setting(10 << 20, help="largest request body")
     http_body_seconds: float = setting(30.0, help="how long a request body may take to arrive")
     http_request_seconds: float = setting(600.0, help="time limit of a request that sets no x-request-timeout")
     http_heartbeat_seconds: float = setting(10.0, help="silence after which a stream gets a comment line")

@@ -20,13 +20,13 @@ _log = logging.getLogger(__name__)
 _MOST_THREADS = 8  # by default: a pass over few tokens is bound by memory, which a few processors exhaust
 
 
-def choose_backend(device: Device, *, mode: WeightMode | None = None, threads: int = 1) -> Backend:
+def choose_backend(device: Device, *, mode: WeightMode | None = None, threads: int | None = 1) -> Backend:
     """Return the fastest backend for `device`.
 
     Args:
         device: a choice; AUTO takes the CPU, with one line that says why, where the GPU cannot be used.
         mode: of the weights; None for the device's own, see `default_mode`.
-        threads: of one operation on a CPU.
+        threads: of one operation on a CPU; None for all idle processors if the kernels are our own, else for one.
 
     Raises:
         BackendUnavailable: CUDA was asked for and cannot be used.
@@ -51,10 +51,10 @@ def usable_processors() -> int:
     return min(_MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def _on_cpu(threads: int, *, exact: bool) -> Backend:
+def _on_cpu(threads: int | None, *, exact: bool) -> Backend:
     """Take our own kernels, or torch's with one line that says why."""
     try:
-        return NativeBackend(load_kernels(), threads=threads, exact=exact)
+        return NativeBackend(load_kernels(), threads=threads or usable_processors(), exact=exact)
     except Unavailable as reason:
         _log.warning("torch computes instead of the faster kernels: %s", reason)
-        return TorchBackend(packs=has_packed_kernels())
+        return TorchBackend(packs=has_packed_kernels(), threads=threads or 1)

@@ -52,6 +52,7 @@ class FlashInferBackend:
     """
 
     name = "flashinfer"
+    torch_threads = 1  # the host only launches
 
     def __init__(self, package: ModuleType, device: torch.device, dtype: torch.dtype) -> None:
         self._package = package

@@ -77,7 +77,7 @@ class NativeBackend(TorchBackend):
     name = "native"
 
     def __init__(self, library: Library, *, threads: int, exact: bool = False) -> None:
-        super().__init__(packs=False)
+        super().__init__(packs=False, threads=1)  # torch's would wait for each other where ours step aside
         self.library = library
         self._threads = threads
         self.on_tiles = library.has_tiles and not exact

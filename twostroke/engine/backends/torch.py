@@ -73,14 +73,16 @@ class TorchBackend:
 
     Args:
         packs: whether float16 matrices are packed for FBGEMM; otherwise float32 kernels run on the rounded values.
+        threads: of one operation; they wait for each other, so more than one pays only on a machine without neighbours.
     """
 
     name = "torch"
     device = torch.device("cpu")
     dtype = torch.float32
 
-    def __init__(self, *, packs: bool) -> None:
+    def __init__(self, *, packs: bool, threads: int = 1) -> None:
         self._packs = packs
+        self.torch_threads = threads
 
     def placed(self, matrix: Matrix) -> Matrix:
         """Return the matrix as it is."""

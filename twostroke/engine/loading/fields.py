@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -63,9 +64,12 @@ class Fields:
         if type(value) is not float and type(value) is not int:
             raise self._wrong(key, "a number")
         try:
-            return float(value)
+            number = float(value)
         except OverflowError:
-            raise self._wrong(key, "a number that a float can hold") from None
+            number = math.inf
+        if not math.isfinite(number):
+            raise self._wrong(key, "a number that a float can hold")
+        return number
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Return a truth value."""

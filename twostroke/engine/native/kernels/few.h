@@ -18,7 +18,7 @@ static inline __attribute__((always_inline)) void few_block(
     const char *weights[SIDE];
     const float *x[FEW];
     vec sums[SIDE][FEW];
-    for (int i = 0; i < side; i++) weights[i] = matrix_row(p->of.w, row + i * apart);
+    for (int i = 0; i < side; i++) weights[i] = matrix_row(p->of.w, row + i * apart, kind);
     for (int j = 0; j < few; j++) x[j] = p->of.x + (token + j) * p->of.x_stride;
     for (int i = 0; i < side; i++)
         for (int j = 0; j < few; j++) sums[i][j] = v_zero();

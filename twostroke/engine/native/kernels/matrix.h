@@ -31,8 +31,8 @@ static inline __attribute__((always_inline)) float load_value(const void *row, i
     return (float)((const int8_t *)row)[at];
 }
 
-static inline const void *matrix_row(const matrix *w, int64_t row) {
-    return (const char *)w->values + row * w->columns * value_bytes(w->kind);
+static inline __attribute__((always_inline)) const void *matrix_row(const matrix *w, int64_t row, int64_t kind) {
+    return (const char *)w->values + row * w->columns * value_bytes(kind);
 }
 
 // What is left to do with a sum: scale, bias, and whether the result replaces or joins what is there.

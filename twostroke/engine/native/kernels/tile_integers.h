@@ -164,7 +164,7 @@ static void write_integers(const integer_product *p, const int32_t *sums, int64_
 // Multiply the strip of 32 rows from `row` with all tokens.
 static void multiply_integers(const integer_product *p, int64_t row, int32_t *sums) {
     const int64_t block_bytes = DIGITS * p->steps * TILE_BYTES, far = row + FAR;
-    const char *rows = matrix_row(p->of.w, row), *next = far < p->of.w->rows ? matrix_row(p->of.w, far) : NULL;
+    const char *rows = matrix_row(p->of.w, row, INT8), *next = far < p->of.w->rows ? matrix_row(p->of.w, far, INT8) : NULL;
     for (int64_t token = 0; token < p->of.tokens; token += 2 * TILE, next = NULL) {
         const char *inputs = p->inputs + token / TILE * block_bytes;
         const int two = token + TILE < p->of.tokens;

@@ -49,7 +49,7 @@ static inline __attribute__((always_inline)) void unpack_some(
     for (; count > 0 && u->row < TILE; count--) {
         for (int j = 0; j < 2; j++) {
             const int64_t row = (j ? u->second : u->first) + u->row;
-            const char *from = matrix_row(p->of.w, row);
+            const char *from = matrix_row(p->of.w, row, kind);
             char *to = u->strip + u->step * STEP_BYTES(parts) + j * TILE_BYTES + u->row * 64;
             __m512i split_row[2];
             _mm_prefetch(from + u->step * DEPTH * value_bytes(kind) + AHEAD, _MM_HINT_T0);
