@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import uvloop
@@ -41,6 +42,9 @@ from twostroke.kv.transport.peer_streams import StreamPeer
 from twostroke.kv.transport.tcp import TcpTransport
 from twostroke.v1 import kvstore_pb2 as pb
 from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceStub
+
+if TYPE_CHECKING:
+    from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceAsyncStub
 
 ARENA_FILLS = 5  # calls of BLOCKS blocks that the store's arena has room for
 REDIS_NODES = 3
@@ -176,7 +180,7 @@ async def measure(rounds: int) -> Measured:
     return measured
 
 
-async def round_trips(figures: Figures, client: Client, stub: KvStoreServiceStub) -> None:
+async def round_trips(figures: Figures, client: Client, stub: KvStoreServiceAsyncStub) -> None:
     """One key looked up through the store's client, and asked of a server that does nothing, in turn."""
     key, store = client.keys[-1], client.store
     request = pb.LookupRequest(incarnation="0" * 16, keys=[key])

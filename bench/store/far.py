@@ -32,13 +32,13 @@ from twostroke.kv import proof
 from twostroke.rpc.interceptor import Context
 from twostroke.rpc.server import ServerSettings, serving, told_to_stop
 from twostroke.v1 import kvstore_pb2 as pb
-from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
+from twostroke.v1.kvstore_pb2_grpc import add_KvStoreServiceServicer_to_server
 
 SLOTS = BLOCKS + 8
 
 
-class Bare(KvStoreServiceServicer):
-    """Answers a lookup without looking."""
+class Bare(KvStoreService):
+    """Answers a lookup without looking, and without the border of our servers."""
 
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:  # noqa: ARG002
         """Say one."""
@@ -46,10 +46,10 @@ class Bare(KvStoreServiceServicer):
 
 
 @asynccontextmanager
-async def bare(port: int) -> AsyncIterator[None]:
+async def bare(port: int, node: Node) -> AsyncIterator[None]:
     """Serve what grpc.aio costs by itself: no interceptor, no option."""
     server = grpc.aio.server()
-    add_KvStoreServiceServicer_to_server(Bare(), server)
+    add_KvStoreServiceServicer_to_server(Bare(node), server)
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     yield
@@ -79,11 +79,12 @@ async def serve(node_port: int, data_port: int, raw_port: int, bare_port: int, s
         node = Node(arena, settings)
         sender = Sender(node.blocks, proof.node_key(node.incarnation, secret), LEASE_SECONDS, LEASE_SECONDS)
         data = DataSettings(data_listen=f"127.0.0.1:{data_port}")
-        async with bare(bare_port), serving_data(data, sender), serving(server, KvStoreService(node)):
+        async with bare(bare_port, node), serving_data(data, sender), serving(server, KvStoreService(node)):
             await told_to_stop(server)
         await node.close()
 
 
 if __name__ == "__main__":
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    asyncio.run(serve(*map(int, sys.argv[1:5]), secret=sys.argv[5].encode()))
+    numbers = [int(each) for each in sys.argv[1:5]]
+    asyncio.run(serve(numbers[0], numbers[1], numbers[2], numbers[3], secret=sys.argv[5].encode()))

@@ -48,7 +48,7 @@ class Raw:
 
     async def move(self, span: range) -> float:
         """Receive pages; blocks, as nothing else runs here meanwhile."""
-        into = memoryview(self._ground.target[span.start : span.stop]).cast("B")
+        into = self._ground.target[span.start : span.stop].data.cast("B")
         began = time.perf_counter()
         self._socket.sendall(RAW_REQUEST.pack(span.start, len(span)))
         filled = 0
