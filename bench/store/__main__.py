@@ -108,7 +108,7 @@ async def near(stack: AsyncExitStack, ground: Ground, folder: Path, measured: Me
     return shared
 
 
-async def far(stack: AsyncExitStack, ground: Ground, measured: Measured) -> KvStoreServiceStub:
+async def far(stack: AsyncExitStack, ground: Ground, measured: Measured) -> KvStoreServiceAsyncStub:
     """The ways from another process' node; answers the stub of the bare server beside it."""
     port, data, raw, bare = (free_port() for _ in range(4))
     secret = secrets.token_hex(16)
