@@ -8,6 +8,7 @@ process, which stays where it is. Addresses are of the network that RFC 2544 set
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -63,6 +64,11 @@ class End:
         """Run `ip` where the end is."""
         _run(self.at, "ip", *words)
 
+    def received(self) -> int:
+        """Bytes that arrived at this end."""
+        (told,) = json.loads(_run(self.at, "ip", "-json", "-statistics", "link", "show", "dev", self.interface))
+        return int(told["stats64"]["rx"]["bytes"])
+
     def shape(self, *qdisc: str) -> None:
         """Send through this queueing discipline from now on; without one, as fast as the machine can."""
         if qdisc:
@@ -79,6 +85,10 @@ class Link:
     _shaped: bool = False
     _cut: bool = False
     _down: bool = False
+
+    def carried(self) -> int:
+        """Bytes that came through so far, in both directions."""
+        return sum(end.received() for end in self.ends)
 
     def slow(self, rate: str) -> None:
         """Let so much through in a second, as `tc` writes it: 1mbit."""
@@ -202,7 +212,7 @@ def _link(hosts: Mapping[str, Place], pids: Mapping[str, int], one: str, other: 
         first.ip("link", "del", first.interface)
 
 
-def _run(at: Place, *command: str) -> None:
-    """Run a command at a host. Raises CalledProcessError."""
+def _run(at: Place, *command: str) -> str:
+    """What a command says at a host. Raises CalledProcessError."""
     whole = (*at.enter, *command)
-    subprocess.run(whole, check=True, capture_output=True, text=True, timeout=COMMAND_SECONDS)
+    return subprocess.run(whole, check=True, capture_output=True, text=True, timeout=COMMAND_SECONDS).stdout

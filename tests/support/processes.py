@@ -155,19 +155,7 @@ class Processes:
     async def settled(self) -> None:
         """Return once no worker has anything to do or hold, and the store leases nothing. Fails when that stays so."""
         await asyncio.gather(*(idle(worker) for worker in (*self.prefill, *self.decode)))
-        channel, status = connect(self.kvstore.address), kvstore_pb2.GetStoreStatusResponse()
-        try:
-            store = kvstore_pb2_grpc.KvStoreServiceStub(channel)
-            async with asyncio.timeout(SETTLE_SECONDS):
-                while True:
-                    status = await store.GetStatus(kvstore_pb2.GetStoreStatusRequest(), timeout=SETTLE_SECONDS)
-                    if not (status.leases or status.leased_blocks or status.reserved or status.quarantined):
-                        return
-                    await asyncio.sleep(0.005)  # leases end by time: there is no event to wait for
-        except TimeoutError:
-            raise AssertionError(f"the store still holds:\n{status}") from None
-        finally:
-            await channel.close()
+        await released(self.kvstore)
 
     def record(self, request_id: str) -> dict[str, Any]:
         """The one usage record of a request."""
@@ -243,6 +231,23 @@ async def idle(worker: Service) -> None:
         async for load in loads:
             if not (load.running or load.waiting) and load.free_pages + load.evictable_pages == info.pages:
                 return
+
+
+async def released(kvstore: Service) -> None:
+    """Return when a store leases and reserves nothing. Fails when that does not come."""
+    channel, status = connect(kvstore.address), kvstore_pb2.GetStoreStatusResponse()
+    try:
+        store = kvstore_pb2_grpc.KvStoreServiceStub(channel)
+        async with asyncio.timeout(SETTLE_SECONDS):
+            while True:
+                status = await store.GetStatus(kvstore_pb2.GetStoreStatusRequest(), timeout=SETTLE_SECONDS)
+                if not (status.leases or status.leased_blocks or status.reserved or status.quarantined):
+                    return
+                await asyncio.sleep(0.005)  # leases end by time: there is no event to wait for
+    except TimeoutError:
+        raise AssertionError(f"the store still holds:\n{status}") from None
+    finally:
+        await channel.close()
 
 
 async def at_work(worker: Service, *, steps: int) -> None:
