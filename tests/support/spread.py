@@ -32,13 +32,13 @@ class Spread:
         """Everything, in the order in which it should stop."""
         return [*self._routers, *self.prefill.values(), *self.decode.values(), *self.stores.values()]
 
-    async def router(self, store: str, prefill: Sequence[str], decode: Sequence[str], *told: str) -> Client:
+    async def router(self, prefill: Sequence[str], decode: Sequence[str], *told: str) -> Client:
         """Start a router here, for the workers on these hosts; answers a client of it."""
         service = Service(
             "router",
             *("--prefill", ",".join(self.prefill[host].address for host in prefill)),
             *("--decode", ",".join(self.decode[host].address for host in decode)),
-            *("--kvstore", self.stores[store].address, "--http-listen", "127.0.0.1:0", *told, *self.every),
+            *("--http-listen", "127.0.0.1:0", *told, *self.every),
         )
         self._routers.append(service)
         self._stack.push_async_callback(service.clear)

@@ -80,7 +80,7 @@ async def started(hosts: Network, model: Path) -> AsyncIterator[Far]:
     both = {"a": "a", "b": "a"}
     async with spread(hosts, model, stores={"a": ()}, prefill=both, decode=both, worker=WORKER) as running:
         routers = [("a", "b"), ("b", "b"), ("a", "ab")]
-        yield Far(running, *[await running.router("a", prefill, decode, *ROUTER) for prefill, decode in routers])
+        yield Far(running, *[await running.router(prefill, decode, *ROUTER) for prefill, decode in routers])
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -176,7 +176,7 @@ async def test_a_fault_in_the_middle_of_a_prompt_and_of_an_answer_costs_nothing_
 
 
 async def test_streams_of_a_host_that_is_cut_off_go_on_at_another(far: Far, alone: Alone) -> None:
-    asked = Asked(far.either, fresh(SHORT, written=2_000))
+    asked = Asked(far.either, fresh(SHORT, written=1_000))
     asked.begin()
     await asked.written(100)
     busy = await first_at_work(far.spread.decode)
@@ -185,7 +185,7 @@ async def test_streams_of_a_host_that_is_cut_off_go_on_at_another(far: Far, alon
 
 
 async def test_where_nobody_else_can_answer_the_caller_is_told_in_time(far: Far, alone: Alone) -> None:
-    asked = Asked(far.across, fresh(SHORT, written=2_000), seconds=5.0)
+    asked = Asked(far.across, fresh(SHORT, written=1_000), seconds=5.0)
     asked.begin()
     await asked.written(100)
     far.spread.network.link("here", "b").cut()

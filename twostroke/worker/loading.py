@@ -74,7 +74,7 @@ async def _loaded_prefix(
     worker: Worker,
     keys: Sequence[bytes],
     tokens: Sequence[int],
-    lease: Lease | None,
+    lease: Lease,
     terms: Terms,
     deadline: float | None,
 ) -> Prefix:
