@@ -143,6 +143,10 @@ class Network:
         """What joins these two."""
         return self._links[frozenset((one, other))]
 
+    def among(self, *names: str) -> list[Link]:
+        """All that joins these with each other."""
+        return [self.link(*pair) for pair in itertools.combinations(names, 2)]
+
     def heal(self) -> None:
         """Heal every link."""
         for link in self._links.values():

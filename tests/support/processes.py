@@ -8,7 +8,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,6 +259,20 @@ async def at_work(worker: Service, *, steps: int) -> None:
                 done = load.steps
             elif load.steps - done >= steps:
                 return
+
+
+async def first_at_work(workers: Mapping[str, Service]) -> str:
+    """The name of the worker that is the first to do a step of what it has in hand."""
+    working = {asyncio.create_task(at_work(worker, steps=1)): name for name, worker in workers.items()}
+    try:
+        done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+        (task,) = done
+        await task
+        return working[task]
+    finally:
+        for task in working:
+            task.cancel()
+        await asyncio.wait(working)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.hosts import Network
-from tests.support.processes import Service, idle, released
+from tests.support.processes import SETTLE_SECONDS, Service, idle, released
 from twostroke.client import Client
 
 ARENA_BYTES = 64 << 20
@@ -24,7 +24,7 @@ class Spread:
     prefill: Mapping[str, Service]
     decode: Mapping[str, Service]
     every: Sequence[str]
-    _routers: list[Service]
+    _routers: dict[Service, Client]
     _stack: AsyncExitStack
 
     @property
@@ -40,13 +40,17 @@ class Spread:
             *("--decode", ",".join(self.decode[host].address for host in decode)),
             *("--http-listen", "127.0.0.1:0", *told, *self.every),
         )
-        self._routers.append(service)
         self._stack.push_async_callback(service.clear)
         await service.start()
-        return await self._stack.enter_async_context(Client(service.address))
+        client = self._routers[service] = await self._stack.enter_async_context(Client(service.address))
+        return client
 
     async def settled(self) -> None:
-        """Return once no worker has anything to do or hold, and no store leases anything. Fails when that stays so."""
+        """Return once routers know all workers, no worker has anything to do or hold, and no store leases anything.
+
+        Fails when that does not come.
+        """
+        await asyncio.gather(*(_knows_all(client) for client in self._routers.values()))
         await asyncio.gather(*(idle(worker) for worker in (*self.prefill.values(), *self.decode.values())))
         await asyncio.gather(*(released(store) for store in self.stores.values()))
 
@@ -56,9 +60,10 @@ async def spread(
     network: Network,
     model: Path,
     *,
-    stores: Mapping[str, Sequence[str]],
+    stores: Sequence[str],
     prefill: Mapping[str, str],
     decode: Mapping[str, str],
+    store: Sequence[str] = (),
     worker: Sequence[str] = (),
     every: Sequence[str] = (),
 ) -> AsyncIterator[Spread]:
@@ -67,9 +72,10 @@ async def spread(
     Args:
         network: whose hosts they run at.
         model: that the workers serve.
-        stores: what the store on each host is told.
+        stores: hosts of stores.
         prefill: hosts of prefill workers, and the host of the store that each uses.
         decode: the same of decode workers.
+        store: what all stores are told.
         worker: what all workers are told.
         every: what every process is told.
     """
@@ -82,20 +88,30 @@ async def spread(
             return services
 
         arena = ("--arena-bytes", str(ARENA_BYTES), "--reservation-seconds", "1")
-        nodes = await started(
-            {host: Service("kvstore", *arena, *told, *every, at=network[host]) for host, told in stores.items()}
-        )
+
+        def node(host: str) -> Service:
+            data = ("--data-listen", f"{network[host].address}:0")
+            return Service("kvstore", *arena, *data, *store, *every, at=network[host])
+
+        nodes = await started({host: node(host) for host in stores})
 
         def workers(kind: str, places: Mapping[str, str]) -> dict[str, Service]:
             told = ("--model", str(model), "--kv-bytes", "64MiB", *worker, *every)
             return {
-                host: Service(kind, "--kvstore", nodes[store].address, *told, at=network[host])
-                for host, store in places.items()
+                host: Service(kind, "--kvstore", nodes[place].address, *told, at=network[host])
+                for host, place in places.items()
             }
 
         first, second = await asyncio.gather(started(workers("prefill", prefill)), started(workers("decode", decode)))
-        whole = Spread(network, nodes, first, second, every, [], stack)
+        whole = Spread(network, nodes, first, second, every, {}, stack)
         yield whole
         for each in whole.services:
             each.close_stdin()
             assert await each.ended() == 0
+
+
+async def _knows_all(router: Client) -> None:
+    """Return when a router can give work to all of its workers."""
+    async with asyncio.timeout(SETTLE_SECONDS):
+        while not all(worker.available for worker in (await router.status()).workers):
+            await asyncio.sleep(0.05)  # it tells nobody when a worker joins

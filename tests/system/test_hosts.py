@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -15,7 +15,8 @@ import pytest_asyncio
 from tests.support.alone import Alone
 from tests.support.cluster import tiny_model
 from tests.support.hosts import Link, Network, network
-from tests.support.processes import Service, at_work
+from tests.support.processes import at_work, first_at_work
+from tests.support.redis import RedisServer, redis_server
 from tests.support.routed import Answering, Question, Routed
 from tests.support.spread import Spread, spread
 from twostroke.client import Client
@@ -25,8 +26,9 @@ from twostroke.types import SamplingParams, StopConditions
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LONG, SHORT = 2_000, 100  # tokens of a prompt
-BLOCK_BYTES = 16 * 2 * 4 * 2 * 16 * 4  # tokens, keys and values, layers, heads, numbers, bytes
-WRITTEN = 64  # tokens of an answer
+WHOLE = LONG // 16 * 16  # of them in full blocks
+TOKEN_BYTES = 2 * 4 * 2 * 16 * 4  # keys and values, layers, heads, numbers, bytes of each
+WRITTEN, MIDDLE = 64, 100  # tokens of an answer; tokens after which a longer one is in the middle
 SECONDS = 16.0  # for an answer over a broken network
 WORKER = ("--weights", "f32", "--tokens-per-step", "64", "--lease-seconds", "2")
 # A worker that says nothing for so long is lost. It says four times a second how it is, on a busy machine too.
@@ -45,7 +47,7 @@ _numbers = count(1)
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Network]:
-    with network("a", "b") as made:
+    with network("a", "b", "c") as made:
         yield made
 
 
@@ -60,27 +62,41 @@ async def alone(model: Path) -> AsyncIterator[Alone]:
         yield engine
 
 
+@pytest.fixture(scope="module")
+def directory(hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis"), hosts["c"]) as server:
+        server.start()
+        yield server
+
+
 @dataclass(frozen=True)
 class Far:
-    """One store, on host a; workers of both kinds on both hosts; and doors to some of them."""
+    """A store and a prefill worker on hosts a and c, a store and a decode worker on host b, and doors to some of them.
+
+    Host c has a decode worker that uses the store of host a.
+    """
 
     spread: Spread
     across: Client  # prefill on a, decode on b
-    away: Client  # both on b
-    either: Client  # prefill on a, decode on either
+    third: Client  # prefill on c, decode on b
+    away: Client  # prefill on a, decode on c by way of the store on a
+    either: Client  # prefill on a, decode on b or c
 
-    @property
-    def link(self) -> Link:
-        """Between the two hosts."""
-        return self.spread.network.link("a", "b")
+    def strike(self, fault: str) -> None:
+        """Let a fault come over all links between the hosts."""
+        for link in self.spread.network.among("a", "b", "c"):
+            FAULTS[fault](link)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def started(hosts: Network, model: Path) -> AsyncIterator[Far]:
-    both = {"a": "a", "b": "a"}
-    async with spread(hosts, model, stores={"a": ()}, prefill=both, decode=both, worker=WORKER) as running:
-        routers = [("a", "b"), ("b", "b"), ("a", "ab")]
-        yield Far(running, *[await running.router(prefill, decode, *ROUTER) for prefill, decode in routers])
+async def started(hosts: Network, model: Path, directory: RedisServer) -> AsyncIterator[Far]:
+    prefill, decode = {"a": "a", "c": "c"}, {"b": "b", "c": "a"}
+    store = ("--redis-url", directory.url)
+    async with spread(
+        hosts, model, stores="abc", prefill=prefill, decode=decode, store=store, worker=WORKER
+    ) as running:
+        doors = (("a", "b"), ("c", "b"), ("a", "c"), ("a", "bc"))
+        yield Far(running, *await asyncio.gather(*(running.router(*door, *ROUTER) for door in doors)))
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -93,6 +109,29 @@ async def far(started: Far) -> AsyncIterator[Far]:
     await started.spread.settled()
 
 
+class Asked:
+    """A question on its way."""
+
+    def __init__(self, client: Client, question: Question, seconds: float = SECONDS) -> None:
+        self._changed = asyncio.Event()
+        self._answering = Answering(question, self._changed.set)
+        self._task = asyncio.create_task(self._answering.asked(client, seconds=seconds))
+        self._task.add_done_callback(lambda _: self._changed.set())
+
+    async def written(self, tokens: int) -> None:
+        """Return when so much of the answer has come; fails when it is at its end by then."""
+        while self._answering.least < tokens or self._task.done():
+            assert not self._task.done(), self._task
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def assert_exact(self, alone: Alone) -> Routed:
+        """Hold the answer to that of one engine."""
+        answer = await self._task
+        answer.assert_same(await self._answering.question.alone(alone))
+        return answer
+
+
 def fresh(length: int, written: int = WRITTEN) -> Question:
     """A question that nobody has seen."""
     dice = random.Random(next(_numbers))
@@ -100,110 +139,69 @@ def fresh(length: int, written: int = WRITTEN) -> Question:
     return Question(prompt=prompt, stops=StopConditions(max_tokens=written, ignore_eos=True))
 
 
-async def assert_exact(client: Client, alone: Alone, question: Question, seconds: float = SECONDS) -> Routed:
-    """Ask, and hold the answer to that of one engine."""
-    asked = Asked(client, question, seconds)
-    asked.begin()
-    return await asked.assert_exact(alone)
-
-
-class Asked:
-    """A question on its way."""
-
-    def __init__(self, client: Client, question: Question, seconds: float = SECONDS) -> None:
-        self._client = client
-        self._seconds = seconds
-        self._changed = asyncio.Event()
-        self._answering = Answering(question, self._changed.set)
-        self._task: asyncio.Task[Routed] | None = None
-
-    def begin(self) -> None:
-        """Ask."""
-        asking = self._answering.asked(self._client, seconds=self._seconds)
-        self._task = asyncio.create_task(asking)
-
-    async def written(self, tokens: int) -> None:
-        """Return when so much of the answer has come, and it is not at its end."""
-        while self._answering.least < tokens:
-            self._changed.clear()
-            await self._changed.wait()
-        assert self._task is not None
-        assert not self._task.done()
-
-    async def assert_exact(self, alone: Alone) -> Routed:
-        """Hold the answer to that of one engine."""
-        assert self._task is not None
-        answer = await self._task
-        answer.assert_same(await self._answering.question.alone(alone))
-        return answer
+def longer(question: Question) -> Question:
+    """The same beginning, and more."""
+    return replace(question, prompt=(*question.prompt, *fresh(SHORT).prompt))
 
 
 async def test_prefill_on_one_host_and_decode_on_another_answer_as_one_engine(far: Far, alone: Alone) -> None:
-    before = far.link.carried()
+    link = far.spread.network.link("a", "b")
     seeded = replace(fresh(LONG), sampling=SamplingParams(temperature=0.8, seed=11), n=2)
     for question in (fresh(LONG), seeded):
-        await assert_exact(far.across, alone, question)
-    assert far.link.carried() - before > 2 * (LONG // 16) * BLOCK_BYTES
+        before = link.carried()
+        await Asked(far.across, question).assert_exact(alone)
+        assert link.carried() - before > WHOLE * TOKEN_BYTES
 
 
-async def test_workers_away_from_their_store_find_there_what_others_stored(far: Far, alone: Alone) -> None:
+async def test_another_host_loads_what_one_host_has_computed(far: Far, alone: Alone) -> None:
     question = fresh(LONG)
-    await assert_exact(far.across, alone, question)
-    again = await assert_exact(far.away, alone, replace(question, prompt=(*question.prompt, *fresh(SHORT).prompt)))
-    assert again.usage.cached.store >= LONG - 16
-    stored = await assert_exact(far.away, alone, fresh(LONG))
-    assert stored.usage.cached.total == 0
+    await Asked(far.across, question).assert_exact(alone)
+    answer = await Asked(far.third, longer(question)).assert_exact(alone)
+    assert answer.usage.cached.store >= WHOLE
+
+
+async def test_a_worker_may_use_the_store_of_another_host(far: Far, alone: Alone) -> None:
+    link = far.spread.network.link("a", "c")
+    before = link.carried()
+    await Asked(far.away, fresh(LONG)).assert_exact(alone)
+    assert link.carried() - before > WHOLE * TOKEN_BYTES
 
 
 @every_fault
 async def test_what_cannot_come_in_time_is_computed(far: Far, alone: Alone, fault: str) -> None:
-    FAULTS[fault](far.link)
-    await asyncio.gather(*(assert_exact(client, alone, fresh(LONG)) for client in (far.across, far.away)))
+    question = fresh(LONG)
+    await Asked(far.across, question).assert_exact(alone)
+    far.strike(fault)
+    for asked in (Asked(far.across, fresh(LONG)), Asked(far.third, longer(question)), Asked(far.away, fresh(LONG))):
+        await asked.assert_exact(alone)
 
 
 @every_fault
 async def test_a_fault_in_the_middle_of_a_prompt_and_of_an_answer_costs_nothing_but_time(
     far: Far, alone: Alone, fault: str
 ) -> None:
-    answer, prompt = Asked(far.across, fresh(SHORT, written=400)), Asked(far.across, fresh(LONG))
-    answer.begin()
-    await answer.written(100)
-    prompt.begin()
+    answer = Asked(far.across, fresh(SHORT, written=4 * MIDDLE))
+    await answer.written(MIDDLE)
+    prompt = Asked(far.across, fresh(LONG))
     await at_work(far.spread.prefill["a"], steps=10)
-    FAULTS[fault](far.link)
+    far.strike(fault)
     for asked in (answer, prompt):
         await asked.assert_exact(alone)
 
 
 async def test_streams_of_a_host_that_is_cut_off_go_on_at_another(far: Far, alone: Alone) -> None:
-    asked = Asked(far.either, fresh(SHORT, written=1_000))
-    asked.begin()
-    await asked.written(100)
+    asked = Asked(far.either, fresh(SHORT, written=10 * MIDDLE))
+    await asked.written(MIDDLE)
     busy = await first_at_work(far.spread.decode)
     far.spread.network.link("here", busy).cut()
     await asked.assert_exact(alone)
 
 
 async def test_where_nobody_else_can_answer_the_caller_is_told_in_time(far: Far, alone: Alone) -> None:
-    asked = Asked(far.across, fresh(SHORT, written=1_000), seconds=5.0)
-    asked.begin()
-    await asked.written(100)
+    asked = Asked(far.across, fresh(SHORT, written=10 * MIDDLE), seconds=5.0)
+    await asked.written(MIDDLE)
     far.spread.network.link("here", "b").cut()
     with pytest.raises((DeadlineExceeded, Unavailable)):
         await asked.assert_exact(alone)
     far.spread.network.heal()
-    await assert_exact(far.across, alone, fresh(SHORT))
-
-
-async def first_at_work(workers: Mapping[str, Service]) -> str:
-    """The host of the worker that works."""
-    working = {asyncio.create_task(at_work(worker, steps=1)): host for host, worker in workers.items()}
-    try:
-        done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-        (task,) = done
-        await task
-        return working[task]
-    finally:
-        for task in working:
-            task.cancel()
-        await asyncio.wait(working)
+    await Asked(far.across, fresh(SHORT)).assert_exact(alone)
