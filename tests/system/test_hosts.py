@@ -82,9 +82,14 @@ class Far:
     away: Client  # prefill on a, decode on c by way of the store on a
     either: Client  # prefill on a, decode on b or c
 
+    @property
+    def links(self) -> list[Link]:
+        """Between the hosts; those to the routers, here, are others."""
+        return self.spread.network.among("a", "b", "c")
+
     def strike(self, fault: str) -> None:
         """Let a fault come over all links between the hosts."""
-        for link in self.spread.network.among("a", "b", "c"):
+        for link in self.links:
             FAULTS[fault](link)
 
 
@@ -171,9 +176,12 @@ async def test_a_worker_may_use_the_store_of_another_host(far: Far, alone: Alone
 async def test_what_cannot_come_in_time_is_computed(far: Far, alone: Alone, fault: str) -> None:
     question = fresh(LONG)
     await Asked(far.across, question).assert_exact(alone)
+    before = [link.carried() for link in far.links]
     far.strike(fault)
     for asked in (Asked(far.across, fresh(LONG)), Asked(far.third, longer(question)), Asked(far.away, fresh(LONG))):
         await asked.assert_exact(alone)
+    carried = [link.carried() - bytes_ for link, bytes_ in zip(far.links, before, strict=True)]
+    assert fault == "delayed" or max(carried) < WHOLE * TOKEN_BYTES
 
 
 @every_fault
