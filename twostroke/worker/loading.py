@@ -101,7 +101,7 @@ async def _held(worker: Worker, keys: Sequence[bytes], lease: Lease, deadline: f
     """How many leading keys our node can bring: all, where they were named together with the lease that keeps them."""
     if lease.opened:
         return len(keys)
-    return await worker.store.lookup(keys, lease, deadline=deadline)
+    return await worker.store.lookup(keys, lease, anywhere=True, deadline=deadline)
 
 
 @dataclass(frozen=True, slots=True)
