@@ -61,6 +61,19 @@ class Rival:
         """Take no part."""
         self._signal(signal.SIGSTOP)
 
+    def kill_reader(self) -> None:
+        """End the reader at once."""
+        self._processes[1].kill()
+
+    async def source_gone(self, seconds: float) -> bool:
+        """Whether the source, awake, ends within a time."""
+        self._processes[0].send_signal(signal.SIGCONT)
+        waiting = asyncio.create_task(self._processes[0].wait())
+        await asyncio.wait({waiting}, timeout=seconds)
+        gone = waiting.done()
+        waiting.cancel()
+        return gone
+
     async def _ask(self, line: str) -> float:
         self._signal(signal.SIGCONT)
         try:
@@ -71,7 +84,8 @@ class Rival:
 
     def _signal(self, number: int) -> None:
         for process in self._processes:
-            process.send_signal(number)
+            if process.returncode is None:
+                process.send_signal(number)
 
 
 @asynccontextmanager
