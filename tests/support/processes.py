@@ -233,21 +233,26 @@ async def idle(worker: Service) -> None:
                 return
 
 
-async def released(kvstore: Service) -> None:
-    """Return when a store leases and reserves nothing. Fails when that does not come."""
-    channel, status = connect(kvstore.address), kvstore_pb2.GetStoreStatusResponse()
-    try:
+async def store_status(kvstore: Service) -> kvstore_pb2.GetStoreStatusResponse:
+    """What a store says of itself."""
+    async with connect(kvstore.address) as channel:
         store = kvstore_pb2_grpc.KvStoreServiceStub(channel)
+        return await store.GetStatus(kvstore_pb2.GetStoreStatusRequest(), timeout=SETTLE_SECONDS)
+
+
+async def released(kvstore: Service) -> None:
+    """Return when a store leases, reserves and fetches nothing. Fails when that does not come."""
+    status = kvstore_pb2.GetStoreStatusResponse()
+    try:
         async with asyncio.timeout(SETTLE_SECONDS):
             while True:
-                status = await store.GetStatus(kvstore_pb2.GetStoreStatusRequest(), timeout=SETTLE_SECONDS)
-                if not (status.leases or status.leased_blocks or status.reserved or status.quarantined):
+                status = await store_status(kvstore)
+                held = (status.leases, status.leased_blocks, status.reserved, status.quarantined)
+                if not any(held) and not status.peers.fetching:
                     return
-                await asyncio.sleep(0.005)  # leases end by time: there is no event to wait for
+                await asyncio.sleep(0.01)  # leases end by time: there is no event to wait for
     except TimeoutError:
         raise AssertionError(f"the store still holds:\n{status}") from None
-    finally:
-        await channel.close()
 
 
 async def at_work(worker: Service, *, steps: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.hosts import Network
-from tests.support.processes import SETTLE_SECONDS, Service, idle, released
+from tests.support.processes import SETTLE_SECONDS, Service, idle, released, store_status
 from twostroke.client import Client
 
 ARENA_BYTES = 64 << 20
@@ -44,6 +44,10 @@ class Spread:
         await service.start()
         client = self._routers[service] = await self._stack.enter_async_context(Client(service.address))
         return client
+
+    async def registered(self) -> None:
+        """Return once the directory knows of all stores what they hold, and they of each other."""
+        await asyncio.gather(*(_registered(store, len(self.stores) - 1) for store in self.stores.values()))
 
     async def settled(self) -> None:
         """Return once routers know all workers, no worker has anything to do or hold, and no store leases anything.
@@ -108,6 +112,15 @@ async def spread(
         for each in whole.services:
             each.close_stdin()
             assert await each.ended() == 0
+
+
+async def _registered(store: Service, others: int) -> None:
+    async with asyncio.timeout(SETTLE_SECONDS):
+        while True:
+            directory = (await store_status(store)).directory
+            if directory.up and directory.nodes == others and not directory.waiting:
+                return
+            await asyncio.sleep(0.02)  # what it writes to Redis it tells nobody
 
 
 async def _knows_all(router: Client) -> None:

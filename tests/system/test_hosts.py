@@ -15,13 +15,14 @@ import pytest_asyncio
 from tests.support.alone import Alone
 from tests.support.cluster import tiny_model
 from tests.support.hosts import Link, Network, network
-from tests.support.processes import at_work, first_at_work
+from tests.support.processes import at_work, first_at_work, store_status
 from tests.support.redis import RedisServer, redis_server
 from tests.support.routed import Answering, Question, Routed
 from tests.support.spread import Spread, spread
 from twostroke.client import Client
 from twostroke.errors import DeadlineExceeded, Unavailable
 from twostroke.types import SamplingParams, StopConditions
+from twostroke.v1 import kvstore_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -96,7 +97,7 @@ class Far:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def started(hosts: Network, model: Path, directory: RedisServer) -> AsyncIterator[Far]:
     prefill, decode = {"a": "a", "c": "c"}, {"b": "b", "c": "a"}
-    store = ("--redis-url", directory.url)
+    store = ("--redis-url", directory.url, "--redis-lookup-seconds", "2")  # the machine may be busy
     async with spread(
         hosts, model, stores="abc", prefill=prefill, decode=decode, store=store, worker=WORKER
     ) as running:
@@ -149,20 +150,30 @@ def longer(question: Question) -> Question:
     return replace(question, prompt=(*question.prompt, *fresh(SHORT).prompt))
 
 
+def assert_fetched(now: kvstore_pb2.PeerStatus, before: kvstore_pb2.PeerStatus) -> None:
+    """A node has got the blocks of a long prompt from another one, from arena to arena."""
+    assert now.fetched_over["tcp"] - before.fetched_over["tcp"] >= WHOLE // 16
+    assert now.fetched_bytes - before.fetched_bytes >= WHOLE * TOKEN_BYTES
+
+
 async def test_prefill_on_one_host_and_decode_on_another_answer_as_one_engine(far: Far, alone: Alone) -> None:
-    link = far.spread.network.link("a", "b")
+    node, link = far.spread.stores["b"], far.spread.network.link("a", "b")
     seeded = replace(fresh(LONG), sampling=SamplingParams(temperature=0.8, seed=11), n=2)
     for question in (fresh(LONG), seeded):
-        before = link.carried()
+        before, carried = (await store_status(node)).peers, link.carried()
         await Asked(far.across, question).assert_exact(alone)
-        assert link.carried() - before > WHOLE * TOKEN_BYTES
+        assert_fetched((await store_status(node)).peers, before)
+        assert link.carried() - carried > WHOLE * TOKEN_BYTES
 
 
 async def test_another_host_loads_what_one_host_has_computed(far: Far, alone: Alone) -> None:
     question = fresh(LONG)
     await Asked(far.across, question).assert_exact(alone)
+    await far.spread.registered()
+    before = (await store_status(far.spread.stores["c"])).peers
     answer = await Asked(far.third, longer(question)).assert_exact(alone)
     assert answer.usage.cached.store >= WHOLE
+    assert_fetched((await store_status(far.spread.stores["c"])).peers, before)
 
 
 async def test_a_worker_may_use_the_store_of_another_host(far: Far, alone: Alone) -> None:
@@ -176,6 +187,7 @@ async def test_a_worker_may_use_the_store_of_another_host(far: Far, alone: Alone
 async def test_what_cannot_come_in_time_is_computed(far: Far, alone: Alone, fault: str) -> None:
     question = fresh(LONG)
     await Asked(far.across, question).assert_exact(alone)
+    await far.spread.registered()
     before = [link.carried() for link in far.links]
     far.strike(fault)
     for asked in (Asked(far.across, fresh(LONG)), Asked(far.third, longer(question)), Asked(far.away, fresh(LONG))):
