@@ -9,13 +9,18 @@ import secrets
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from services.kvstore.arena import default_directory, open_arena
 from services.kvstore.node import Node
 from services.kvstore.service import KvStoreService
 from services.kvstore.settings import KvStoreSettings
+from twostroke.kv.tiers.files import OpenFile, TierFile
 from twostroke.rpc.server import Server, serving, told_to_stop
 from twostroke.telemetry import telemetry
+
+if TYPE_CHECKING:
+    from twostroke.rpc.faultboard import FaultBoard
 
 log = logging.getLogger(__name__)
 
@@ -24,17 +29,27 @@ log = logging.getLogger(__name__)
 async def assembled(settings: KvStoreSettings) -> AsyncIterator[tuple[Server, Node]]:
     """Serve inside the block; leaving it drains and removes the arena."""
     directory = settings.store.arena_directory or default_directory()
+    board, open_file = _fault_points() if settings.server.fault_points else (None, TierFile)
     with open_arena(directory, secrets.token_hex(8), settings.store.arena_bytes) as arena:
-        node = Node(arena, settings.store, settings.disk)
+        node = Node(arena, settings.store, settings.disk, open_file=open_file)
         watching = asyncio.create_task(node.watch(), name="expiry")
         watching.add_done_callback(_end_with)
         try:
-            async with serving(settings.server, KvStoreService(node)) as server:
+            async with serving(settings.server, KvStoreService(node), board=board) as server:
                 yield server, node
         finally:
             watching.cancel()
             await asyncio.wait({watching})
             await node.close()
+
+
+def _fault_points() -> tuple[FaultBoard, OpenFile]:
+    """The faults of this process, and how files are opened that they may strike."""
+    from services.kvstore.strikes import DISK_OPERATIONS, struck_files
+    from twostroke.rpc.faultboard import FaultBoard
+
+    board = FaultBoard(DISK_OPERATIONS)
+    return board, struck_files(board)
 
 
 def _end_with(watching: asyncio.Task[None]) -> None:
