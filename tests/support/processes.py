@@ -125,7 +125,10 @@ class Service:
 
 @dataclass(frozen=True)
 class Processes:
-    """A store, workers, and two routers: `router` has all workers, `lone` only the first of each kind."""
+    """A store, workers, and two routers: `router` has all workers, `lone` only the first of each kind.
+
+    `far` is a third one, where it is wanted, that has only the others.
+    """
 
     kvstore: Service
     prefill: list[Service]
@@ -134,11 +137,12 @@ class Processes:
     lone: Service
     ledger: Path
     clients: dict[Service, Client]
+    far: Service | None = None
 
     @property
     def services(self) -> list[Service]:
         """Everything, in the order in which it should stop."""
-        return [self.lone, self.router, *self.prefill, *self.decode, self.kvstore]
+        return [*([self.far] if self.far else []), self.lone, self.router, *self.prefill, *self.decode, self.kvstore]
 
     async def settled(self) -> None:
         """Return once no worker has anything to do or hold, and the store leases nothing. Fails when that stays so."""
@@ -179,6 +183,7 @@ async def running(
     every: Sequence[str] = (),
     router: Sequence[str] = (),
     store: Sequence[str] = (),
+    far: bool = False,
 ) -> AsyncIterator[Processes]:
     """Run two workers of each kind inside the block. On leaving, all must drain.
 
@@ -189,6 +194,7 @@ async def running(
         every: what every process is told.
         router: what both routers are told.
         store: what the store is told.
+        far: whether there is a third router.
     """
     # A killed writer's slots come back after the time for a copy, which is long for machines and short for tests.
     arena = ("--arena-bytes", str(64 << 20), "--arena-directory", str(folder), "--reservation-seconds", "1")
@@ -203,13 +209,15 @@ async def running(
             stack.push_async_callback(each.clear)
         await asyncio.gather(*(each.start() for each in (*prefill, *decode)))
         told = ("--usage-log", str(ledger), *router, *every)
-        both, lone = (_router(kvstore, prefill[:count], decode[:count], *told) for count in (2, 1))
+        both, lone, other = (
+            _router(kvstore, prefill[of], decode[of], *told) for of in (slice(2), slice(1), slice(1, None))
+        )
         clients = {}
-        for each in (both, lone):
+        for each in (both, lone, *([other] if far else [])):
             stack.push_async_callback(each.clear)
             await each.start()
             clients[each] = await stack.enter_async_context(Client(each.address))
-        whole = Processes(kvstore, prefill, decode, both, lone, ledger, clients)
+        whole = Processes(kvstore, prefill, decode, both, lone, ledger, clients, other if far else None)
         yield whole
         for each in whole.services:
             each.close_stdin()

@@ -13,9 +13,13 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Self
 
+from tests.faults.kit.disk import DiskCase, disk_cases
+from tests.faults.kit.disk_scene import DISK, DiskScene
 from tests.faults.kit.points import Case, cases
-from tests.faults.kit.scene import Outcome, Scene
+from tests.faults.kit.scene import Scene
+from tests.faults.kit.stage import Outcome
 from tests.support.alone import Alone
 from tests.support.cluster import tiny_model
 from tests.support.processes import running
@@ -24,28 +28,37 @@ from tests.support.processes import running
 WORKER = ("--weights", "f32", "--tokens-per-step", "32", "--max-running", "16", "--lease-seconds", "1")
 ROUTER = ("--worker-silence-seconds", "1")
 EVERY = ("--fault-points",)
-FREE_AIM = 0.1  # seconds, and one step
+DISK_BYTES = 128 << 20  # more than all cases write: no block has to leave for another
 
 
-@asynccontextmanager
-async def scene(folder: Path, seed: int) -> AsyncIterator[Scene]:
-    """A cluster of its own."""
-    model = tiny_model(folder / "model", layers=4)
-    async with (
-        Alone.started(model) as alone,
-        running(folder, model, *WORKER, every=EVERY, router=ROUTER, store=_disk(folder)) as whole,
-    ):
-        yield Scene(whole, alone, seed)
+class Theatre:
+    """A cluster of its own, in which every kind of case is played."""
 
+    def __init__(self, handoff: Scene, disk: DiskScene) -> None:
+        self.handoff = handoff
+        self.disk = disk
 
-def _disk(folder: Path) -> tuple[str, ...]:
-    return ("--disk-directory", str(folder / "disk"), "--disk-bytes", str(64 << 20))
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, folder: Path, seed: int) -> AsyncIterator[Self]:
+        """Run it inside the block."""
+        model = tiny_model(folder / "model", layers=4)
+        disk = (*DISK, "--disk-directory", str(folder / "disk"), "--disk-bytes", str(DISK_BYTES))
+        async with (
+            Alone.started(model) as alone,
+            running(folder, model, *WORKER, every=EVERY, router=ROUTER, store=disk, far=True) as whole,
+        ):
+            yield cls(Scene(whole, alone, seed), DiskScene(whole, alone, seed))
+
+    async def play(self, case: Case | DiskCase) -> Outcome:
+        """Play a case. Raises AssertionError, when something is wrong."""
+        return await (self.disk.play(case) if isinstance(case, DiskCase) else self.handoff.play(case))
 
 
 class Pass:
     """All cases once, by several clusters side by side. The first thing that is wrong ends it."""
 
-    def __init__(self, chosen: Sequence[Case], leaves: int, seed: int) -> None:
+    def __init__(self, chosen: Sequence[Case | DiskCase], leaves: int, seed: int) -> None:
         self._cases = list(reversed(chosen))
         self._leaves = leaves
         self._seed = seed
@@ -60,21 +73,22 @@ class Pass:
 
     async def _player(self, number: int, folder: Path) -> None:
         await asyncio.to_thread(folder.mkdir)
-        async with scene(folder, self._seed * 100 + number) as stage:
+        async with Theatre.opened(folder, self._seed * 100 + number) as theatre:
             while self._cases:
-                await self._play(stage, self._cases.pop())
+                await self._play(theatre, self._cases.pop())
             while len(self.freed) < self._leaves:
-                self.freed.append(await stage.leave())
+                self.freed.append(await theatre.handoff.leave())
 
-    async def _play(self, stage: Scene, case: Case) -> None:
+    async def _play(self, theatre: Theatre, case: Case | DiskCase) -> None:
         try:
-            outcome = await stage.play(case)
+            outcome = await theatre.play(case)
         except (AssertionError, TimeoutError) as error:
             raise AssertionError(f"{case.name}: {error!r}") from error
         self.outcomes.append(outcome)
+        returned = "" if outcome.returned is None else f"   returned {outcome.returned:6.2f} s"
         print(
             f"{case.name:<56} recovered {outcome.recovered:6.2f} s   freed {outcome.freed:6.3f} s"
-            f"   calls {outcome.attempts}",
+            f"   calls {outcome.attempts}{returned}",
             flush=True,
         )
 
@@ -83,7 +97,7 @@ def show(done: Pass) -> dict[str, object]:
     """A table by blow, and the figures of the last line."""
     by_blow: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in done.outcomes:
-        by_blow[outcome.case.blow.value].append(outcome)
+        by_blow[outcome.blow].append(outcome)
     print(f"\n{'blow':<14}{'cases':>6}{'recovered, s: median':>22}{'most':>8}{'freed, s: median':>18}{'most':>8}")
     for blow, outcomes in by_blow.items():
         recovered, freed = ([getattr(each, what) for each in outcomes] for what in ("recovered", "freed"))
@@ -108,7 +122,8 @@ def main() -> int:
     parser.add_argument("--clusters", type=int, default=2, help="clusters side by side")
     parser.add_argument("--seed", type=int, default=1)
     told = parser.parse_args()
-    chosen = [case for case in cases() if told.only in case.name]
+    every: tuple[Case | DiskCase, ...] = (*disk_cases(), *cases())
+    chosen = [case for case in every if told.only in case.name]
     for number in range(told.passes):
         began, done = time.monotonic(), Pass(chosen, told.leaves, told.seed + number)
         with tempfile.TemporaryDirectory() as folder:

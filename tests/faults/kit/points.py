@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tests.faults.kit.strikes import ANSWERED, CALLED, Blow
 from twostroke.v1 import faults_pb2
-
-CALLED, ANSWERED = faults_pb2.MOMENT_CALLED, faults_pb2.MOMENT_ANSWERED
 
 
 @dataclass(frozen=True)
@@ -38,19 +36,6 @@ class Point:
         """Such as computing/Prefill.first."""
         what = self.field or ("called" if self.moment == CALLED else "answered")
         return f"{self.stage}/{self.method.partition('/')[2]}.{what}{f'+{self.skip}' if self.skip else ''}"
-
-
-class Blow(enum.Enum):
-    """What happens there."""
-
-    KILL_SERVER = "kill server"  # kill -9 while the message is held
-    KILL_CALLER = "kill caller"
-    STOP_SERVER = "stop server"  # SIGSTOP, and SIGCONT once the request has its answer
-    FAIL = "fail"  # the call ends with UNAVAILABLE
-    LOSE = "lose"  # the message never arrives, until the caller gives up waiting
-    DELAY = "delay"  # by a second
-    CORRUPT = "corrupt"  # one bit of the message's bytes
-    CANCEL = "cancel"  # the user leaves while the message is held
 
 
 @dataclass(frozen=True)
