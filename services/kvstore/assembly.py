@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ async def assembled(settings: KvStoreSettings) -> AsyncIterator[tuple[Server, No
         watching.add_done_callback(_end_with)
         try:
             async with serving(settings.server, KvStoreService(node), board=board) as server:
+                node.address = settings.data.advertise or reachable(server.address)
                 yield server, node
         finally:
             watching.cancel()
@@ -50,6 +52,12 @@ def _fault_points() -> tuple[FaultBoard, OpenFile]:
 
     board = FaultBoard(DISK_OPERATIONS)
     return board, struck_files(board)
+
+
+def reachable(address: str) -> str:
+    """An address that was bound, as other hosts reach it: one that stands for all interfaces by this host's name."""
+    host, _, port = address.rpartition(":")
+    return f"{socket.gethostname()}:{port}" if host.strip("[]") in ("0.0.0.0", "::") else address
 
 
 def _end_with(watching: asyncio.Task[None]) -> None:

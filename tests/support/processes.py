@@ -209,9 +209,7 @@ async def running(
             stack.push_async_callback(each.clear)
         await asyncio.gather(*(each.start() for each in (*prefill, *decode)))
         told = ("--usage-log", str(ledger), *router, *every)
-        both, lone, other = (
-            _router(kvstore, prefill[of], decode[of], *told) for of in (slice(2), slice(1), slice(1, None))
-        )
+        both, lone, other = (_router(prefill[of], decode[of], *told) for of in (slice(2), slice(1), slice(1, None)))
         clients = {}
         for each in (both, lone, *([other] if far else [])):
             stack.push_async_callback(each.clear)
@@ -224,12 +222,12 @@ async def running(
             assert await each.ended() == 0
 
 
-def _router(kvstore: Service, prefill: Sequence[Service], decode: Sequence[Service], *told: str) -> Service:
+def _router(prefill: Sequence[Service], decode: Sequence[Service], *told: str) -> Service:
     return Service(
         "router",
         *("--prefill", ",".join(each.address for each in prefill)),
         *("--decode", ",".join(each.address for each in decode)),
-        *("--kvstore", kvstore.address, "--http-listen", "127.0.0.1:0", *told),
+        *("--http-listen", "127.0.0.1:0", *told),
     )
 
 
