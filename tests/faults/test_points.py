@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.faults.kit.__main__ import Theatre
 from tests.faults.kit.disk import DiskCase, Phase, disk_cases
 from tests.faults.kit.points import Case, cases
 from tests.faults.kit.strikes import Blow
+from tests.faults.kit.theatre import Theatre
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -14,16 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.settling import settled
 from twostroke.client import Client
-from twostroke.cluster import WorkerInfo, WorkerLoad
-from twostroke.rpc.channel import connect
-from twostroke.v1 import kvstore_pb2, kvstore_pb2_grpc, worker_pb2, worker_pb2_grpc
-from twostroke.wire import worker as worker_wire
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
-SETTLE_SECONDS = 20.0
 
 
 class Service:
@@ -146,20 +142,7 @@ class Processes:
 
     async def settled(self) -> None:
         """Return once no worker has anything to do or hold, and the store leases nothing. Fails when that stays so."""
-        await asyncio.gather(*(idle(worker) for worker in (*self.prefill, *self.decode)))
-        channel, status = connect(self.kvstore.address), kvstore_pb2.GetStoreStatusResponse()
-        try:
-            store = kvstore_pb2_grpc.KvStoreServiceStub(channel)
-            async with asyncio.timeout(SETTLE_SECONDS):
-                while True:
-                    status = await store.GetStatus(kvstore_pb2.GetStoreStatusRequest(), timeout=SETTLE_SECONDS)
-                    if not (status.leases or status.leased_blocks or status.reserved or status.quarantined):
-                        return
-                    await asyncio.sleep(0.005)  # leases end by time: there is no event to wait for
-        except TimeoutError:
-            raise AssertionError(f"the store still holds:\n{status}") from None
-        finally:
-            await channel.close()
+        await settled((*self.prefill, *self.decode), (self.kvstore,))
 
     def record(self, request_id: str) -> dict[str, Any]:
         """The one usage record of a request."""
@@ -229,35 +212,3 @@ def _router(prefill: Sequence[Service], decode: Sequence[Service], *told: str) -
         *("--decode", ",".join(each.address for each in decode)),
         *("--http-listen", "127.0.0.1:0", *told),
     )
-
-
-async def idle(worker: Service) -> None:
-    """Return when a worker has nothing to do and every page back."""
-    async with _watched(worker) as (info, loads):
-        async for load in loads:
-            if not (load.running or load.waiting) and load.free_pages + load.evictable_pages == info.pages:
-                return
-
-
-async def at_work(worker: Service, *, steps: int) -> None:
-    """Return when a worker has done so many steps of what it has in hand, and is not done."""
-    done = 0
-    async with _watched(worker) as (_, loads):
-        async for load in loads:
-            if not load.running:
-                done = load.steps
-            elif load.steps - done >= steps:
-                return
-
-
-@asynccontextmanager
-async def _watched(worker: Service) -> AsyncIterator[tuple[WorkerInfo, AsyncIterator[WorkerLoad]]]:
-    """What a worker is, and its load from now on."""
-    channel = connect(worker.address)
-    stub = worker_pb2_grpc.WorkerServiceStub(channel)
-    try:
-        told = await stub.GetInfo(worker_pb2.GetInfoRequest(), wait_for_ready=True, timeout=SETTLE_SECONDS)
-        reports = stub.WatchLoad(worker_pb2.WatchLoadRequest(interval_ms=10), timeout=SETTLE_SECONDS)
-        yield worker_wire.worker_info(told.info), (worker_wire.load(each.load) async for each in reports)
-    finally:
-        await channel.close()

@@ -28,7 +28,7 @@ class DiskCase:
     """An operation on one of the disk's files, and a blow.
 
     Attributes:
-        operation: without its "disk.".
+        operation: file and what is done with it.
         found: leading blocks of the prompt that are read afterwards; None where chance has a say.
     """
 
@@ -49,6 +49,16 @@ class DiskCase:
         if self.operation == "blocks.read":
             return Phase.READ
         return Phase.WRITTEN if self.operation.endswith("write") else Phase.OPENED
+
+    @property
+    def method(self) -> str:
+        """See Aim, like the next two."""
+        return f"disk.{self.operation}"
+
+    @property
+    def field(self) -> str:
+        """None."""
+        return ""
 
     @property
     def skip(self) -> int:

@@ -77,23 +77,20 @@ class DiskScene(Stage):
         """A life of the node ends after a prompt was written, if its disk let that happen."""
         if case.phase is not Phase.WRITTEN:
             await self._ask(self._far, question, truth)
-            await self._node.restart()
+            await self._restart()
             return None
         failures = (await self._node.status()).disk.failures
         blown = await self._struck(case, self._far, question, truth)
         if case.blow is not Blow.KILL_SERVER:
             await self._node.until(lambda status: status.disk.failures == failures + case.turns_off)
-            await self._node.restart()
+            await self._restart()
         return blown
 
     async def _struck(self, case: DiskCase, door: Service, question: Question, truth: list[Told]) -> Blown:
         """Ask while the disk is struck: by what the question makes of it, or before that, as it is opened."""
         name, asked = self.named("disk"), None
-        operation = f"disk.{case.operation}"
         async with AsyncExitStack() as stack:
-            fault = await stack.enter_async_context(
-                aimed(self._node.service.address, operation, case.moment, case.blow, skip=case.skip)
-            )
+            fault = await stack.enter_async_context(aimed(self._node.address, case))
             if case.phase is Phase.OPENED:
                 await self._node.attach()
             else:
@@ -101,8 +98,8 @@ class DiskScene(Stage):
             await fault.struck()
             struck_at = time.monotonic()
             if case.blow is Blow.KILL_SERVER:
-                await self._node.service.kill()
-                await self._node.service.start()
+                await self.whole.kvstore.kill()
+                await self.whole.kvstore.start()
             asked = asked or self._asking(door, question, name)
             stack.push_async_callback(ended, asked)
             if case.blow is not Blow.CANCEL:
@@ -132,6 +129,13 @@ class DiskScene(Stage):
         await self.whole.settled()
         return routed
 
+    async def _restart(self) -> None:
+        """End the node as at a rollout, when it writes what waits for the disk, and start it."""
+        await self._node.status()  # which tells the format, for the next life
+        self.whole.kvstore.terminate()
+        assert await self.whole.kvstore.ended() == 0
+        await self.whole.kvstore.start()
+
     async def _open(self) -> None:
         """Let the node's present life begin: its disk is on, and everybody knows it."""
         await self._node.attach()
@@ -141,7 +145,7 @@ class DiskScene(Stage):
         self._life = (await self._node.status()).incarnation
 
     async def _live_again(self) -> None:
-        await self._node.restart()
+        await self._restart()
         await self._open()
 
     async def _ask_both_sides(self) -> None:
@@ -155,7 +159,7 @@ class DiskScene(Stage):
         await self._node.until(
             lambda status: (status.disk.failures, status.disk.damaged) == (case.turns_off and counts_here, case.damages)
         )
-        said = [line for line in self._node.service.lines if OFF in line]
+        said = [line for line in self.whole.kvstore.lines if OFF in line]
         assert len(said) == case.turns_off, f"the node said {len(said)} times that its disk is off: {said}"
 
     async def _on_again(self) -> float:

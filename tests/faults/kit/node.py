@@ -1,4 +1,4 @@
-"""The store node of a cluster, as the kit looks at it and treats it."""
+"""A store node, as the kit looks at it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from tests.support.processes import Service
+from tests.support.settling import Reached
 from twostroke.rpc.channel import connect
 from twostroke.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 
@@ -21,15 +22,15 @@ Status = kvstore_pb2.GetStoreStatusResponse
 
 
 class StoreNode:
-    """A node with a disk."""
+    """A node, whoever started it."""
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, node: Reached) -> None:
+        self.address = node.address
         self._format: common_pb2.KvFormat | None = None  # of the blocks, as the node was told by its first worker
 
     async def status(self) -> Status:
         """How it is."""
-        async with _stub(self.service) as stub:
+        async with _stub(self.address) as stub:
             status = await stub.GetStatus(kvstore_pb2.GetStoreStatusRequest(), timeout=CALL_SECONDS)
         if status.HasField("format"):
             self._format = status.format
@@ -46,17 +47,10 @@ class StoreNode:
             raise AssertionError(f"the store never came to be as it should:\n{status}") from None
         return status
 
-    async def restart(self) -> None:
-        """End it as at a rollout: what waits for the disk is written before. And start it."""
-        await self.status()
-        self.service.terminate()
-        assert await self.service.ended() == 0
-        await self.service.start()
-
     async def attach(self) -> None:
         """Tell it which blocks it will have, before any worker does: it opens its disk."""
         assert self._format is not None, "the node was never told a format"
-        async with _stub(self.service) as stub:
+        async with _stub(self.address) as stub:
             await stub.Attach(kvstore_pb2.AttachRequest(format=self._format), timeout=CALL_SECONDS)
 
     async def known_to(self, services: Sequence[Service], ask: Callable[[], Awaitable[object]]) -> None:
@@ -68,8 +62,8 @@ class StoreNode:
 
 
 @asynccontextmanager
-async def _stub(service: Service) -> AsyncIterator[KvStoreServiceAsyncStub]:
-    channel = connect(service.address)
+async def _stub(address: str) -> AsyncIterator[KvStoreServiceAsyncStub]:
+    channel = connect(address)
     try:
         yield kvstore_pb2_grpc.KvStoreServiceStub(channel)
     finally:

@@ -50,6 +50,26 @@ class Case:
         """As the table shows it."""
         return f"{self.point.name}, {self.blow.value}"
 
+    @property
+    def method(self) -> str:
+        """See Aim, like the others."""
+        return self.point.method
+
+    @property
+    def moment(self) -> faults_pb2.Moment.ValueType:
+        """See Aim."""
+        return self.point.moment
+
+    @property
+    def field(self) -> str:
+        """See Aim."""
+        return self.point.field
+
+    @property
+    def skip(self) -> int:
+        """See Aim."""
+        return self.point.skip
+
 
 def _both(stage: str, server: str, caller: str, method: str) -> tuple[Point, Point]:
     return (Point(stage, server, caller, method, CALLED), Point(stage, server, caller, method, ANSWERED))

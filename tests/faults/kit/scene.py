@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 
 from tests.faults.kit.points import Case
 from tests.faults.kit.stage import ANSWER_SECONDS, ANSWER_TOKENS, Outcome, Stage
 from tests.faults.kit.strikes import Blow, PassedByError, aimed, ended, first_struck
-from tests.support.faults import Armed
 from tests.support.processes import Service
 from tests.support.routed import Answering, Routed
 from twostroke.client import Client
@@ -33,7 +32,7 @@ class Scene(Stage):
         name, question = self.begun("case")
         truth = await question.alone(self.alone)
         async with AsyncExitStack() as stack:
-            faults = {each: await stack.enter_async_context(_aimed(case, each)) for each in self._servers(case)}
+            faults = {each: await stack.enter_async_context(aimed(each.address, case)) for each in self._servers(case)}
             asked = asyncio.create_task(Answering(question).asked(self._client(case), request_id=name))
             stack.push_async_callback(ended, asked)
             struck = await first_struck(faults, asked)
@@ -110,8 +109,3 @@ class Scene(Stage):
 
 def _has_peers(case: Case) -> bool:
     return case.blow in (Blow.KILL_SERVER, Blow.STOP_SERVER)
-
-
-def _aimed(case: Case, server: Service) -> AbstractAsyncContextManager[Armed]:
-    point = case.point
-    return aimed(server.address, point.method, point.moment, case.blow, field=point.field, skip=point.skip)

@@ -25,7 +25,7 @@ class Outcome:
         blow: that was dealt.
         recovered: seconds from the blow to the end of the answer.
         freed: seconds from then until nothing was held anywhere.
-        attempts: calls to workers that the request took.
+        attempts: calls to workers that the request took, where its usage record can be read.
         returned: seconds from the blow until what it took away was there again, where that is no process.
     """
 
@@ -33,7 +33,7 @@ class Outcome:
     blow: str
     recovered: float
     freed: float
-    attempts: int
+    attempts: int | None = None
     returned: float | None = None
 
 

@@ -6,7 +6,7 @@ import asyncio
 import enum
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from tests.support.faults import Armed, armed
 from twostroke.rpc.channel import connect
@@ -43,25 +43,53 @@ class PassedByError(Exception):
     """The request had its answer without coming to this point: a prefetch may come too late to be sent."""
 
 
+class Aim(Protocol):
+    """Where to strike, as FaultService takes it, and how."""
+
+    @property
+    def method(self) -> str:
+        """A call, or an operation."""
+
+    @property
+    def moment(self) -> faults_pb2.Moment.ValueType:
+        """Before or after."""
+
+    @property
+    def blow(self) -> Blow:
+        """What happens."""
+
+    @property
+    def field(self) -> str:
+        """What a message holds, where those of one call differ."""
+
+    @property
+    def skip(self) -> int:
+        """How many pass."""
+
+
 @asynccontextmanager
-async def aimed(
-    address: str, method: str, moment: faults_pb2.Moment.ValueType, blow: Blow, *, field: str = "", skip: int = 0
-) -> AsyncIterator[Armed]:
+async def aimed(address: str, aim: Aim) -> AsyncIterator[Armed]:
     """A blow that waits for its moment in the service at `address`; leaving the block lets go of what is held there."""
     channel = connect(address)
-    fault = _FAULTS.get(blow, faults_pb2.FAULT_HOLD)
+    fault = _FAULTS.get(aim.blow, faults_pb2.FAULT_HOLD)
     try:
-        async with armed(channel, method, moment, fault, field=field, skip=skip, delay=DELAY_SECONDS) as waiting:
+        async with armed(
+            channel, aim.method, aim.moment, fault, field=aim.field, skip=aim.skip, delay=DELAY_SECONDS
+        ) as waiting:
             yield waiting
     finally:
         await channel.close()
 
 
-async def first_struck(faults: Mapping[Server, Armed], asked: asyncio.Task[object]) -> Server:
-    """The service that was struck first. Raises PassedByError, or what the request fails with."""
+async def first_struck(faults: Mapping[Server, Armed], asked: asyncio.Task[object], *, behind: bool = False) -> Server:
+    """The service that was struck first: `behind` says that it may be after the answer has ended.
+
+    Raises: PassedByError; what the request fails with.
+    """
     waits = {asyncio.create_task(fault.struck()): service for service, fault in faults.items()}
+    until = {*waits} if behind else {*waits, asked}
     try:
-        await asyncio.wait({*waits, asked}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
         struck = [service for wait, service in waits.items() if wait.done() and not wait.exception()]
         if not struck:
             await asked  # its own failure, if there is one, says more
