@@ -179,9 +179,7 @@ async def running(
         store: what the store is told.
         far: whether there is a third router.
     """
-    # A killed writer's slots come back after the time for a copy, which is long for machines and short for tests.
-    arena = ("--arena-bytes", str(64 << 20), "--arena-directory", str(folder), "--reservation-seconds", "1")
-    kvstore = Service("kvstore", *arena, *store, *every)
+    kvstore = node(folder, *store, *every)
     ledger = folder / "usage.jsonl"
     async with AsyncExitStack() as stack:
         stack.push_async_callback(kvstore.clear)
@@ -192,7 +190,7 @@ async def running(
             stack.push_async_callback(each.clear)
         await asyncio.gather(*(each.start() for each in (*prefill, *decode)))
         told = ("--usage-log", str(ledger), *router, *every)
-        both, lone, other = (_router(prefill[of], decode[of], *told) for of in (slice(2), slice(1), slice(1, None)))
+        both, lone, other = (router_of(prefill[of], decode[of], *told) for of in (slice(2), slice(1), slice(1, None)))
         clients = {}
         for each in (both, lone, *([other] if far else [])):
             stack.push_async_callback(each.clear)
@@ -205,7 +203,14 @@ async def running(
             assert await each.ended() == 0
 
 
-def _router(prefill: Sequence[Service], decode: Sequence[Service], *told: str) -> Service:
+def node(folder: Path, *told: str) -> Service:
+    """A store node with its arena in a folder."""
+    # A killed writer's slots come back after the time for a copy, which is long for machines and short for tests.
+    arena = ("--arena-bytes", str(64 << 20), "--arena-directory", str(folder), "--reservation-seconds", "1")
+    return Service("kvstore", *arena, *told)
+
+
+def router_of(prefill: Sequence[Service], decode: Sequence[Service], *told: str) -> Service:
     return Service(
         "router",
         *("--prefill", ",".join(each.address for each in prefill)),

@@ -1,4 +1,4 @@
-"""Strike a cluster at every message of a handoff and at its disk; by default clusters of the kit's own, else yours.
+"""Strike a cluster at every message of a handoff, its disk and its Redis; by default one of the kit's own, else yours.
 
 Prints a line a case, a table, and one line of JSON. Exit 0 when all held, 1 when something was wrong, 2 when misused.
 """
@@ -14,14 +14,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults.kit.disk import DiskCase, disk_cases
-from tests.faults.kit.points import Case, cases
+from tests.faults.kit.disk import disk_cases
+from tests.faults.kit.points import cases
+from tests.faults.kit.redis import redis_cases
 from tests.faults.kit.remote import NotAimedError, Remote, is_far
 from tests.faults.kit.report import Report
-from tests.faults.kit.theatre import Pass
+from tests.faults.kit.theatre import AnyCase, Pass
 from twostroke.errors import TwostrokeError
-
-Cases = Sequence[Case | DiskCase]
 
 
 def told() -> argparse.Namespace:
@@ -48,10 +47,10 @@ def told() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def in_yours(told: argparse.Namespace, chosen: Cases, seed: int, report: Report) -> None:
+async def in_yours(told: argparse.Namespace, chosen: Sequence[AnyCase], seed: int, report: Report) -> None:
     """Play in the cluster behind --router. Raises AssertionError, NotAimedError, TwostrokeError."""
     async with Remote.reached(told.router, told.api_key, told.tie, seed) as remote:
-        for case in chosen:
+        for case in filter(is_far, chosen):
             try:
                 outcome = await remote.play(case)
             except (AssertionError, TimeoutError) as error:
@@ -64,7 +63,7 @@ async def in_yours(told: argparse.Namespace, chosen: Cases, seed: int, report: R
             report.freed.append(await remote.leave())
 
 
-async def in_ours(told: argparse.Namespace, chosen: Cases, seed: int, report: Report) -> None:
+async def in_ours(told: argparse.Namespace, chosen: Sequence[AnyCase], seed: int, report: Report) -> None:
     """Play in clusters of the kit's own. Raises AssertionError."""
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -79,7 +78,7 @@ async def in_ours(told: argparse.Namespace, chosen: Cases, seed: int, report: Re
 def main() -> int:
     """Run the kit; answers the exit code."""
     how = told()
-    every: Cases = (*disk_cases(), *cases())
+    every: tuple[AnyCase, ...] = (*disk_cases(), *cases(), *redis_cases())
     chosen = [case for case in every if how.only in case.name and (not how.router or is_far(case))]
     if how.list:
         print(*(case.name for case in chosen), sep="\n")

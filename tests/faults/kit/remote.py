@@ -12,13 +12,14 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeGuard
 
 import grpc
 
 from tests.faults.kit.disk import DiskCase, Phase
 from tests.faults.kit.node import StoreNode
 from tests.faults.kit.points import Case
+from tests.faults.kit.redis import RedisCase
 from tests.faults.kit.stage import ANSWER_SECONDS, ANSWER_TOKENS, PROMPT_TOKENS, Outcome
 from tests.faults.kit.strikes import Blow, PassedByError, aimed, ended, first_struck
 from tests.support.alone import Told
@@ -37,8 +38,10 @@ class NotAimedError(Exception):
     """The cluster cannot be struck; says what to do."""
 
 
-def is_far(case: Case | DiskCase) -> bool:
-    """Whether a case needs no hold of processes: nothing is killed, stopped or started again."""
+def is_far(case: Case | DiskCase | RedisCase) -> TypeGuard[Case | DiskCase]:
+    """Whether a case needs no hold of processes: nothing is killed, stopped or started again, nor stood between."""
+    if isinstance(case, RedisCase):
+        return False
     return case.blow in FAR_BLOWS and (isinstance(case, Case) or case.phase is Phase.WRITTEN)
 
 

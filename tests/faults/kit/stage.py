@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from tests.support.alone import Alone
-from tests.support.processes import Processes
+from tests.support.processes import Processes, Service
 from tests.support.routed import Question
 from twostroke.types import SamplingParams, StopConditions
 
@@ -43,7 +44,7 @@ class Stage:
     def __init__(self, whole: Processes, alone: Alone, seed: int) -> None:
         self.whole = whole
         self.alone = alone
-        self.dice = random.Random(f"{type(self).__name__} {seed}")  # no two kinds of stage ask the same
+        self.dice = new_dice(type(self).__name__, seed)
         self._count = 0
 
     def begun(self, kind: str) -> tuple[str, Question]:
@@ -57,12 +58,9 @@ class Stage:
         self._count += 1
         return f"{kind}-{self._count}"
 
-    def question(self, tokens: int = PROMPT_TOKENS, answer: int = ANSWER_TOKENS) -> Question:
+    def question(self, tokens: int = PROMPT_TOKENS) -> Question:
         """One that nobody has asked before."""
-        prompt = tuple(self.dice.randrange(256) for _ in range(tokens))
-        sampling = SamplingParams(temperature=self.dice.choice((0.0, 0.8)), seed=self.dice.randrange(1 << 31))
-        stops = StopConditions(max_tokens=answer, ignore_eos=True)
-        return Question(prompt=prompt, stops=stops, sampling=sampling)
+        return new_question(self.dice, tokens)
 
     async def record(self, name: str) -> dict[str, Any]:
         """The one usage record of a request; a caller that left does not see it written."""
@@ -73,7 +71,25 @@ class Stage:
 
     def assert_calm(self) -> None:
         """Everybody lives, and nobody logged a defect."""
-        for each in self.whole.services:
-            assert each.runs, f"{each.name} has ended"
-            loud = [line for line in each.lines if '"exception"' in line or "Traceback" in line]
-            assert not loud, f"{each.name} logged a defect:\n" + "\n".join(loud)
+        assert_calm(self.whole.services)
+
+
+def new_dice(kind: str, seed: int) -> random.Random:
+    """What no two kinds of stage have alike: they do not ask the same."""
+    return random.Random(f"{kind} {seed}")
+
+
+def new_question(dice: random.Random, tokens: int = PROMPT_TOKENS) -> Question:
+    """One that nobody has asked before."""
+    prompt = tuple(dice.randrange(256) for _ in range(tokens))
+    sampling = SamplingParams(temperature=dice.choice((0.0, 0.8)), seed=dice.randrange(1 << 31))
+    stops = StopConditions(max_tokens=ANSWER_TOKENS, ignore_eos=True)
+    return Question(prompt=prompt, stops=stops, sampling=sampling)
+
+
+def assert_calm(services: Iterable[Service]) -> None:
+    """Everybody lives, and nobody logged a defect."""
+    for each in services:
+        assert each.runs, f"{each.name} has ended"
+        loud = [line for line in each.lines if '"exception"' in line or "Traceback" in line]
+        assert not loud, f"{each.name} logged a defect:\n" + "\n".join(loud)

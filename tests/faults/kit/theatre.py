@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self, TypeVar
 
 from tests.faults.kit.disk import DiskCase
 from tests.faults.kit.disk_scene import DISK, DiskScene
+from tests.faults.kit.hosts import Hosts
 from tests.faults.kit.points import Case
+from tests.faults.kit.redis import RedisCase
+from tests.faults.kit.redis_scene import RedisScene
 from tests.faults.kit.report import Report
 from tests.faults.kit.scene import Scene
 from tests.faults.kit.stage import Outcome
@@ -25,8 +28,21 @@ EVERY = ("--fault-points",)
 DISK_BYTES = 128 << 20  # more than all cases write: no block has to leave for another
 
 
+AnyCase = Case | DiskCase | RedisCase
+
+
+Played = TypeVar("Played", bound=AnyCase, contravariant=True)
+
+
+class Plays(Protocol[Played]):
+    """A cluster for one kind of case."""
+
+    async def play(self, case: Played) -> Outcome:
+        """Play a case. Raises AssertionError, when something is wrong."""
+
+
 class Theatre:
-    """A cluster of its own, in which every kind of case is played."""
+    """A cluster on one host, for handoffs and the disk."""
 
     def __init__(self, handoff: Scene, disk: DiskScene) -> None:
         self.handoff = handoff
@@ -49,11 +65,20 @@ class Theatre:
         return await (self.disk.play(case) if isinstance(case, DiskCase) else self.handoff.play(case))
 
 
+@asynccontextmanager
+async def two_hosts(folder: Path, seed: int) -> AsyncIterator[RedisScene]:
+    """A cluster on two hosts, for the directory."""
+    model = tiny_model(folder / "model", layers=4)
+    async with Alone.started(model) as alone, Hosts.started(folder, model, *WORKER) as hosts:
+        yield RedisScene(hosts, alone, seed)
+
+
 class Pass:
     """All cases once, by several clusters side by side. The first thing that is wrong ends it."""
 
-    def __init__(self, chosen: Sequence[Case | DiskCase], leaves: int, seed: int, report: Report) -> None:
-        self._cases = list(reversed(chosen))
+    def __init__(self, chosen: Sequence[AnyCase], leaves: int, seed: int, report: Report) -> None:
+        self._cases = [case for case in reversed(chosen) if not isinstance(case, RedisCase)]
+        self._redis_cases = [case for case in reversed(chosen) if isinstance(case, RedisCase)]
         self._leaves = leaves
         self._seed = seed
         self._report = report
@@ -62,16 +87,25 @@ class Pass:
         """Play. Raises AssertionError, naming the case."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(clusters):
-                tasks.create_task(self._player(number, folder / str(number)))
+                tasks.create_task(self._player(self._seed * 100 + number, folder / str(number)))
 
-    async def _player(self, number: int, folder: Path) -> None:
-        await asyncio.to_thread(folder.mkdir)
-        async with Theatre.opened(folder, self._seed * 100 + number) as theatre:
-            while self._cases:
-                case = self._cases.pop()
-                try:
-                    self._report.add(await theatre.play(case))
-                except (AssertionError, TimeoutError) as error:
-                    raise AssertionError(f"{case.name}: {error!r}") from error
-            while len(self._report.freed) < self._leaves:
-                self._report.freed.append(await theatre.handoff.leave())
+    async def _player(self, seed: int, folder: Path) -> None:
+        one, two = folder / "one", folder / "two"
+        for each in (folder, one, two):
+            await asyncio.to_thread(each.mkdir)
+        if self._cases or self._leaves:
+            async with Theatre.opened(one, seed) as theatre:
+                while self._cases:
+                    await self._play(theatre, self._cases.pop())
+                while len(self._report.freed) < self._leaves:
+                    self._report.freed.append(await theatre.handoff.leave())
+        if self._redis_cases:
+            async with two_hosts(two, seed) as scene:
+                while self._redis_cases:
+                    await self._play(scene, self._redis_cases.pop())
+
+    async def _play(self, stage: Plays[Played], case: Played) -> None:
+        try:
+            self._report.add(await stage.play(case))
+        except (AssertionError, TimeoutError) as error:
+            raise AssertionError(f"{case.name}: {error!r}") from error
