@@ -15,10 +15,10 @@ from tests.support.redis import RedisServer, redis_server
 from tests.support.settling import settled
 from twostroke.client import Client
 
-# Heartbeats every 0.3 s; limits that a busy machine keeps.
+# Heartbeats every second; limits that a busy machine keeps.
 DIRECTORY = (
-    *("--directory-ttl-seconds", "0.9", "--redis-retry-seconds", "0.2"),
-    *("--redis-lookup-seconds", "0.5", "--redis-write-seconds", "0.5"),
+    *("--directory-ttl-seconds", "3", "--redis-retry-seconds", "0.2"),
+    *("--redis-lookup-seconds", "0.7", "--redis-write-seconds", "0.7"),
 )
 
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self, TypeGuard
@@ -31,6 +31,8 @@ from twostroke.types import SamplingParams, StopConditions
 
 FAR_BLOWS = (Blow.FAIL, Blow.FULL, Blow.LOSE, Blow.DELAY, Blow.CORRUPT, Blow.CANCEL)
 RETURN_SECONDS = 90.0  # of a disk: three times what it is left alone by default
+FIND_SECONDS = 20.0  # until all workers have told where their stores are
+TRIES = 2  # of each process
 SETTLE_SECONDS = 120.0  # twice what a lease and a lost reservation live by default
 
 
@@ -65,22 +67,24 @@ class Remote:
     async def reached(cls, router: str, api_key: str | None, tie: float, seed: int) -> AsyncIterator[Self]:
         """Find everything through the router. Raises NotAimedError."""
         async with Client(router, api_key=api_key) as client:
-            workers = (await client.status()).workers
-            servers = {
-                role.value: [Address(each.address) for each in workers if each.info and each.info.role is role]
-                for role in Role
-            }
-            servers["kvstore"] = [Address(each) for each in sorted({worker.load.store for worker in workers} - {""})]
-            for kind, found in servers.items():
-                if not found:
-                    raise NotAimedError(f"the router at {router} knows no {kind}")
+            try:
+                async with asyncio.timeout(FIND_SECONDS):
+                    while not all((servers := await _servers(client)).values()):
+                        await asyncio.sleep(0.1)
+            except TimeoutError:
+                raise NotAimedError(f"the router at {router} does not know all of {servers}") from None
             yield cls(client, servers, tie, random.Random(f"remote {seed} {time.time_ns()}"))
 
     async def play(self, case: Case | DiskCase) -> Outcome | None:
-        """Play a case; None where the request passed its point by. Raises AssertionError, NotAimedError."""
+        """Play a case; None where every request passed its point by. Raises AssertionError, NotAimedError.
+
+        One process is struck, and nobody knows which one will be asked: so each is tried.
+        """
+        kind = "kvstore" if isinstance(case, DiskCase) else case.point.server
         try:
-            with contextlib.suppress(PassedByError):
-                return await self._play(case)
+            for server in TRIES * self.servers[kind]:
+                with contextlib.suppress(PassedByError):
+                    return await self._play(case, server)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise NotAimedError("start prefill, decode and store processes with --fault-points") from error
@@ -100,20 +104,16 @@ class Remote:
         await self._settled()
         return time.monotonic() - left_at
 
-    async def _play(self, case: Case | DiskCase) -> Outcome:
+    async def _play(self, case: Case | DiskCase, server: Address) -> Outcome:
         question = self._question()
         (truth,) = (await Answering(question).asked(self.client, cache_salt="apart")).choices
         await self._settled()
         async with AsyncExitStack() as stack:
-            faults = {}
-            for server in self._servers(case):
-                faults[server] = await stack.enter_async_context(aimed(server.address, case))
+            fault = await stack.enter_async_context(aimed(server.address, case))
             asked = asyncio.create_task(Answering(question).asked(self.client))
             stack.push_async_callback(ended, asked)
-            struck = await first_struck(faults, asked, behind=isinstance(case, DiskCase))
+            await first_struck({server: fault}, asked, behind=isinstance(case, DiskCase))
             struck_at = time.monotonic()
-            for other in faults.keys() - {struck}:
-                faults[other].disarm()
             if case.blow is not Blow.CANCEL:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     self._judge(await asked, truth)
@@ -122,7 +122,7 @@ class Remote:
             answered_at = time.monotonic()
         await self._settled()
         freed_at = time.monotonic()
-        returned = await self._on_again(struck) - struck_at if isinstance(case, DiskCase) else None
+        returned = await self._on_again(server) - struck_at if isinstance(case, DiskCase) else None
         return Outcome(
             name=case.name,
             blow=case.blow.value,
@@ -135,9 +135,6 @@ class Remote:
         prompt = tuple(self.dice.randrange(256) for _ in range(PROMPT_TOKENS))
         stops = StopConditions(max_tokens=ANSWER_TOKENS, ignore_eos=True)
         return Question(prompt=prompt, stops=stops, sampling=SamplingParams(temperature=0.0, logprobs=2))
-
-    def _servers(self, case: Case | DiskCase) -> Iterable[Address]:
-        return self.servers["kvstore" if isinstance(case, DiskCase) else case.point.server]
 
     def _judge(self, routed: Routed, truth: Told) -> None:
         """Token for token, up to the first that was nearly another one: what follows it is another text."""
@@ -161,3 +158,13 @@ class Remote:
             while not (await node.status()).disk.on:
                 await Answering(self._question()).asked(self.client)
         return time.monotonic()
+
+
+async def _servers(client: Client) -> dict[str, list[Address]]:
+    """What the router knows, by kind."""
+    workers = (await client.status()).workers
+    servers = {
+        role.value: [Address(each.address) for each in workers if each.info and each.info.role is role] for role in Role
+    }
+    servers["kvstore"] = [Address(each) for each in sorted({worker.load.store for worker in workers} - {""})]
+    return servers
