@@ -22,12 +22,24 @@ START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where processes run."""
+
+    address: str = "127.0.0.1"  # at which they are reached
+    enter: tuple[str, ...] = ()  # what their command begins with
+
+
+HERE = Place()
+
+
 class Service:
     """`python -m services.NAME`, told the same in all its lives."""
 
-    def __init__(self, name: str, *told: str) -> None:
+    def __init__(self, name: str, *told: str, at: Place = HERE) -> None:
         self.name = name
-        self.address = "127.0.0.1:0"  # the port of the first life is kept
+        self.address = f"{at.address}:0"  # the port of the first life is kept
+        self._enter = at.enter
         self._told = told
         self._process: Process | None = None
         self._lines: deque[str] = deque(maxlen=200)
@@ -36,7 +48,7 @@ class Service:
     async def start(self) -> None:
         """Start it, and wait until it serves; a router, until it is ready."""
         told = ("--listen", self.address, "--drain-seconds", "20", "--stop-with-stdin", *self._told)
-        command = (sys.executable, "-m", f"services.{self.name}", *told)
+        command = (*self._enter, sys.executable, "-m", f"services.{self.name}", *told)
         self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, cwd=ROOT)
         self.address = (await self._until("serving"))["address"]
         if self.name == "router":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,10 +34,11 @@ class Address:
 async def settled(workers: Iterable[Reached], stores: Iterable[Reached], seconds: float = SETTLE_SECONDS) -> None:
     """Return once no worker has anything to do or hold, and no store leases anything. Fails when that stays so."""
     await asyncio.gather(*(idle(worker) for worker in workers))
-    await asyncio.gather(*(_unleased(store, seconds) for store in stores))
+    await asyncio.gather(*(released(store, seconds) for store in stores))
 
 
-async def _unleased(node: Reached, seconds: float) -> None:
+async def released(node: Reached, seconds: float = SETTLE_SECONDS) -> None:
+    """Return when a store leases and reserves nothing. Fails when that does not come."""
     channel, status = connect(node.address), kvstore_pb2.GetStoreStatusResponse()
     try:
         store = kvstore_pb2_grpc.KvStoreServiceStub(channel)
@@ -70,6 +71,20 @@ async def at_work(worker: Reached, *, steps: int) -> None:
                 done = load.steps
             elif load.steps - done >= steps:
                 return
+
+
+async def first_at_work(workers: Mapping[str, Reached]) -> str:
+    """The name of the worker that is the first to do a step of what it has in hand."""
+    working = {asyncio.create_task(at_work(worker, steps=1)): name for name, worker in workers.items()}
+    try:
+        done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+        (task,) = done
+        await task
+        return working[task]
+    finally:
+        for task in working:
+            task.cancel()
+        await asyncio.wait(working)
 
 
 @asynccontextmanager
