@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.faults.kit.disk import disk_cases
-from tests.faults.kit.points import cases
+from tests.faults.kit.points import Case, cases
 from tests.faults.kit.remote import NotAimedError, Remote, is_far
 from tests.faults.kit.strikes import Blow
 from tests.support.cluster import SERVER, Shape, started, tiny_model
@@ -42,12 +43,13 @@ async def test_a_cluster_of_somebody_else_is_found_through_its_router_and_struck
 
 
 async def test_what_a_request_does_not_come_by_is_passed_by(tmp_path: Path) -> None:
-    third = next(case for case in cases() if case.point.skip == 2 and case.blow is Blow.DELAY)
+    late = Case(replace(next(cases()).point, skip=500), Blow.DELAY)
     async with (
-        started(Shape(model=tiny_model(tmp_path), server=STRUCK)) as cluster,  # its steps take a whole prompt
+        started(Shape(model=tiny_model(tmp_path), server=STRUCK)) as cluster,
         Remote.reached(cluster.doors.grpc, None, tie=0.0, seed=1) as remote,
     ):
-        assert await remote.play(third) is None
+        assert await remote.play(late) is None
+        assert await remote.play(next(disk_cases())) is None  # it has no disk
 
 
 async def test_without_fault_points_the_kit_says_what_to_do(tmp_path: Path) -> None:

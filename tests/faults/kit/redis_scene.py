@@ -10,6 +10,7 @@ from tests.faults.kit.hosts import Hosts, Side
 from tests.faults.kit.node import StoreNode
 from tests.faults.kit.redis import Ask, Outage, RedisCase
 from tests.faults.kit.stage import ANSWER_SECONDS, Outcome, assert_calm, new_dice, new_question
+from tests.faults.kit.strikes import ended
 from tests.support.alone import Alone, Told
 from tests.support.faults import STRIKE_SECONDS
 from tests.support.routed import Answering, Question, Routed
@@ -39,11 +40,13 @@ class RedisScene:
             await self._told()
         asker = self._hosts.far if case.ask is Ask.WRITE else self._hosts.near
         asker.relay.aim(case.ask.value)
-        asked = asyncio.create_task(Answering(question).asked(asker.client))
+        answering = Answering(question).asked(asker.client)
+        asked = None if case.ask is Ask.BEAT else asyncio.create_task(answering)  # a heartbeat comes by itself
         try:
             await asker.relay.struck(STRIKE_SECONDS)
             struck_at = time.monotonic()
             await self._begin(case.blow)
+            asked = asked or asyncio.create_task(answering)
             async with asyncio.timeout(ANSWER_SECONDS):
                 (await asked).assert_same(truth)
             answered_at = time.monotonic()
@@ -52,7 +55,7 @@ class RedisScene:
             if case.lasts:
                 await self._both_alone()
         finally:
-            asked.cancel()
+            await ended(asked or asyncio.create_task(answering))
             await self._end(case.blow)
         await self._both_up()
         returned_at = time.monotonic()

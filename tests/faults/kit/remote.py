@@ -83,6 +83,8 @@ class Remote:
         kind = "kvstore" if isinstance(case, DiskCase) else case.point.server
         try:
             for server in TRIES * self.servers[kind]:
+                if isinstance(case, DiskCase) and not (await StoreNode(server).status()).HasField("disk"):
+                    continue
                 with contextlib.suppress(PassedByError):
                     return await self._play(case, server)
         except grpc.aio.AioRpcError as error:
