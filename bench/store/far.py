@@ -1,6 +1,6 @@
 """The other host, in a process of its own: a node with its data plane, and beside it a bare socket and a bare server.
 
-    python -m bench.store.far NODE DATA RAW BARE SECRET     four ports of loopback, and what proofs are signed with
+    python -m bench.store.far HOST SECRET NODE DATA RAW BARE     what proofs are signed with, and four ports
 
 The node's own port is the last to open: once it serves, all do.
 """
@@ -46,11 +46,11 @@ class Bare(KvStoreService):
 
 
 @asynccontextmanager
-async def bare(port: int, node: Node) -> AsyncIterator[None]:
+async def bare(address: str, node: Node) -> AsyncIterator[None]:
     """Serve what grpc.aio costs by itself: no interceptor, no option."""
     server = grpc.aio.server()
     add_KvStoreServiceServicer_to_server(Bare(node), server)
-    server.add_insecure_port(f"127.0.0.1:{port}")
+    server.add_insecure_port(address)
     await server.start()
     yield
     await server.stop(None)
@@ -68,18 +68,22 @@ def send_raw(listener: socket.socket) -> None:
         connection.sendall(mapped[start * BLOCK_BYTES : (start + count) * BLOCK_BYTES])
 
 
-async def serve(node_port: int, data_port: int, raw_port: int, bare_port: int, secret: bytes) -> None:
+async def serve(host: str, secret: bytes, node_port: int, data_port: int, raw_port: int, bare_port: int) -> None:
     """Serve until told to stop."""
-    listener = socket.create_server(("127.0.0.1", raw_port))
+    listener = socket.create_server((host, raw_port))
     threading.Thread(target=send_raw, args=(listener,), daemon=True).start()
     size = 2 * mmap.PAGESIZE + SLOTS * (BLOCK_BYTES + 64)
     settings = StoreSettings(arena_bytes=size, max_lease_seconds=LEASE_SECONDS)
-    server = ServerSettings(listen=f"127.0.0.1:{node_port}")
+    server = ServerSettings(listen=f"{host}:{node_port}")
     with open_arena(default_directory(), secrets.token_hex(8), settings.arena_bytes) as arena:
         node = Node(arena, settings)
         sender = Sender(node.blocks, proof.node_key(node.incarnation, secret), LEASE_SECONDS, LEASE_SECONDS)
-        data = DataSettings(data_listen=f"127.0.0.1:{data_port}")
-        async with bare(bare_port, node), serving_data(data, sender), serving(server, KvStoreService(node)) as served:
+        data = DataSettings(data_listen=f"{host}:{data_port}")
+        async with (
+            bare(f"{host}:{bare_port}", node),
+            serving_data(data, sender),
+            serving(server, KvStoreService(node)) as served,
+        ):
             node.address = served.address
             await told_to_stop(server)
         await node.close()
@@ -87,5 +91,4 @@ async def serve(node_port: int, data_port: int, raw_port: int, bare_port: int, s
 
 if __name__ == "__main__":
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    numbers = [int(each) for each in sys.argv[1:5]]
-    asyncio.run(serve(numbers[0], numbers[1], numbers[2], numbers[3], secret=sys.argv[5].encode()))
+    asyncio.run(serve(sys.argv[1], sys.argv[2].encode(), *map(int, sys.argv[3:7])))

@@ -10,10 +10,13 @@ ARENA_PUT, ARENA_GET = "arena put", "arena get"
 STREAM_PUT, STREAM_GET = "gRPC put", "gRPC get"
 DISK_PUT, DISK_GET = "disk put", "disk get"
 PEER_TCP, PEER_GRPC = "peer TCP", "peer gRPC"
+LINK_RAW, LINK_TCP, LINK_GRPC = "raw socket, veth", "peer TCP, veth", "peer gRPC, veth"
 REDIS_SET, REDIS_GET = "Redis SET", "Redis GET"
+NIXL, NIXL_NEAR, MOONCAKE = "NIXL, TCP", "NIXL, own choice", "Mooncake, TCP"
 MOVERS = (
     *(MEMCPY, ARENA_PUT, ARENA_GET, STREAM_PUT, STREAM_GET, DISK_PUT, DISK_GET),
-    *(RAW, PEER_TCP, PEER_GRPC, REDIS_SET, REDIS_GET),
+    *(RAW, PEER_TCP, PEER_GRPC, REDIS_SET, REDIS_GET, NIXL, NIXL_NEAR, MOONCAKE),
+    *(LINK_RAW, LINK_TCP, LINK_GRPC),
 )
 
 CALLS = "calls"
@@ -25,7 +28,10 @@ AIMS = {  # over what, at least
     ARENA_GET: (MEMCPY, 0.7),
     PEER_TCP: (RAW, 0.8),
     PEER_GRPC: (RAW, 0.4),
+    LINK_TCP: (LINK_RAW, 0.8),
+    LINK_GRPC: (LINK_RAW, 0.4),
 }
+RIVALS = (REDIS_GET, NIXL, MOONCAKE)  # of PEER_TCP; what NIXL chooses on one host is a copy by the kernel, no network
 
 
 def rate(count: int) -> str:
@@ -39,8 +45,9 @@ def ratios(figures: Figures) -> dict[str, Ratio]:
     for who, (base, aim) in AIMS.items():
         for count in COUNTS:
             _over(found, figures, f"{who} / {base}, {count} blocks", (who, base, rate(count)), aim)
-    for count in COUNTS:
-        _over(found, figures, f"{PEER_TCP} / {REDIS_GET}, {count} blocks", (PEER_TCP, REDIS_GET, rate(count)), 1.0)
+    for rival in RIVALS:
+        for count in COUNTS:
+            _over(found, figures, f"{PEER_TCP} / {rival}, {count} blocks", (PEER_TCP, rival, rate(count)), 1.0)
     lookup, theirs = figures.median(CALLS, LOOKUP), figures.median(CALLS, REDIS_LOOKUP)
     control, bare = figures.median(CALLS, CONTROL), figures.median(CALLS, BARE)
     if lookup is not None:

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from services.kvstore.arena import default_directory, open_arena
 from services.kvstore.dataplane import serving_data
@@ -19,9 +20,13 @@ from services.kvstore.sending import Sender
 from services.kvstore.service import KvStoreService
 from services.kvstore.settings import KvStoreSettings
 from twostroke.kv.refs import Offer
+from twostroke.kv.tiers.files import OpenFile, TierFile
 from twostroke.kv.transport import peer_streams
 from twostroke.rpc.server import Server, serving, told_to_stop
 from twostroke.telemetry import telemetry
+
+if TYPE_CHECKING:
+    from twostroke.rpc.faultboard import FaultBoard
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +37,18 @@ WILDCARDS = ("0.0.0.0", "::")
 async def assembled(settings: KvStoreSettings) -> AsyncIterator[tuple[Server, Node]]:
     """Serve inside the block; leaving it drains and removes the arena."""
     directory = settings.store.arena_directory or default_directory()
+    board, open_file = _fault_points() if settings.server.fault_points else (None, TierFile)
     with open_arena(directory, secrets.token_hex(8), settings.store.arena_bytes) as arena:
-        node = Node(arena, settings.store, settings.disk, Others(settings.peers, settings.directory))
+        node = Node(
+            arena, settings.store, settings.disk, Others(settings.peers, settings.directory), open_file=open_file
+        )
         sender = Sender(node.blocks, node.key, settings.data.data_idle_seconds, settings.data.data_send_seconds)
         watching = asyncio.create_task(node.watch(), name="expiry")
         watching.add_done_callback(_end_with)
         try:
             async with (
                 serving_data(settings.data, sender) as plane,
-                serving(settings.server, KvStoreService(node)) as server,
+                serving(settings.server, KvStoreService(node), board=board) as server,
             ):
                 introduce(node, settings.data.advertise or reachable(server.address), plane.offer)
                 yield server, node
@@ -48,6 +56,15 @@ async def assembled(settings: KvStoreSettings) -> AsyncIterator[tuple[Server, No
             watching.cancel()
             await asyncio.wait({watching})
             await node.close()
+
+
+def _fault_points() -> tuple[FaultBoard, OpenFile]:
+    """The faults of this process, and how files are opened that they may strike."""
+    from services.kvstore.strikes import DISK_OPERATIONS, struck_files
+    from twostroke.rpc.faultboard import FaultBoard
+
+    board = FaultBoard(DISK_OPERATIONS)
+    return board, struck_files(board)
 
 
 def introduce(node: Node, address: str, data: Offer) -> None:

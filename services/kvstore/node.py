@@ -22,6 +22,7 @@ from twostroke.kv.layout import ArenaLayout, Attachment, has_total_store_order
 from twostroke.kv.limits import StoreLimits, StoreStats
 from twostroke.kv.refs import Lease, Offer
 from twostroke.kv.tiers.disk import DiskTier
+from twostroke.kv.tiers.files import OpenFile, TierFile
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Node:
 
     Args:
         clock: seconds that never run backwards.
+        open_file: opens the files of the disk.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Node:
         others: Others | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        open_file: OpenFile = TierFile,
     ) -> None:
         self.format: KvFormat | None = None
         self.promotion: Promotion | None = None  # where there is a disk
@@ -57,6 +60,7 @@ class Node:
         self._disk = disk or DiskSettings()
         self._spool: Spool | None = None
         self._clock = clock
+        self._open_file = open_file
         self._blocks: Blocks | None = None
         self._supply: Supply | None = None
         self._cut = asyncio.Event()
@@ -178,7 +182,7 @@ class Node:
         directory = self._disk.disk_directory
         if directory is None:
             return None
-        tier = DiskTier(directory, kv_format, self._disk.limits, clock=self._clock)
+        tier = DiskTier(directory, kv_format, self._disk.limits, clock=self._clock, open_file=self._open_file)
         return Spool(self._arena, layout, tier, queue=self._disk.disk_queue, clock=self._clock)
 
 

@@ -97,7 +97,7 @@ def test_a_disk_that_takes_no_more_turns_the_tier_off_for_a_while(
 ) -> None:
     with opened(tmp_path, clock=clock) as tier:
         put(tier, key(1))
-        with descriptor_replaced(getattr(slots_of(tier), file), device):
+        with descriptor_replaced(getattr(slots_of(tier), file).descriptor, device):
             assert not put(tier, key(2))
         goes_off_and_comes_back(tier, clock, caplog)
 
@@ -108,7 +108,7 @@ def test_a_block_that_cannot_be_read_turns_the_tier_off_once_and_is_gone_afterwa
     with opened(tmp_path, clock=clock) as tier:
         put(tier, key(1))
         put(tier, key(2))
-        with descriptor_replaced(slots_of(tier)._blocks, "/proc/self/mem"):
+        with descriptor_replaced(slots_of(tier)._blocks.descriptor, "/proc/self/mem"):
             assert not got(tier, key(1))
         assert not tier.stats().on
         clock.now += RETRY_SECONDS
@@ -171,7 +171,7 @@ def test_no_descriptor_is_left_by_failures(tmp_path: Path, clock: Clock) -> None
     before = open_files()
     with opened(tmp_path, clock=clock) as tier:
         for name in range(5):
-            with descriptor_replaced(slots_of(tier)._blocks, "/dev/full"):
+            with descriptor_replaced(slots_of(tier)._blocks.descriptor, "/dev/full"):
                 put(tier, key(name))
             assert open_files() == before
             clock.now += RETRY_SECONDS

@@ -8,22 +8,18 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.settling import settled
 from twostroke.client import Client
-from twostroke.cluster import WorkerInfo, WorkerLoad
-from twostroke.rpc.channel import connect
-from twostroke.v1 import kvstore_pb2, kvstore_pb2_grpc, worker_pb2, worker_pb2_grpc
-from twostroke.wire import worker as worker_wire
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
-SETTLE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -137,7 +133,10 @@ class Service:
 
 @dataclass(frozen=True)
 class Processes:
-    """A store, workers, and two routers: `router` has all workers, `lone` only the first of each kind."""
+    """A store, workers, and two routers: `router` has all workers, `lone` only the first of each kind.
+
+    `far` is a third one, where it is wanted, that has only the others.
+    """
 
     kvstore: Service
     prefill: list[Service]
@@ -146,16 +145,16 @@ class Processes:
     lone: Service
     ledger: Path
     clients: dict[Service, Client]
+    far: Service | None = None
 
     @property
     def services(self) -> list[Service]:
         """Everything, in the order in which it should stop."""
-        return [self.lone, self.router, *self.prefill, *self.decode, self.kvstore]
+        return [*([self.far] if self.far else []), self.lone, self.router, *self.prefill, *self.decode, self.kvstore]
 
     async def settled(self) -> None:
         """Return once no worker has anything to do or hold, and the store leases nothing. Fails when that stays so."""
-        await asyncio.gather(*(idle(worker) for worker in (*self.prefill, *self.decode)))
-        await released(self.kvstore)
+        await settled((*self.prefill, *self.decode), (self.kvstore,))
 
     def record(self, request_id: str) -> dict[str, Any]:
         """The one usage record of a request."""
@@ -179,6 +178,7 @@ async def running(
     every: Sequence[str] = (),
     router: Sequence[str] = (),
     store: Sequence[str] = (),
+    far: bool = False,
 ) -> AsyncIterator[Processes]:
     """Run two workers of each kind inside the block. On leaving, all must drain.
 
@@ -189,10 +189,9 @@ async def running(
         every: what every process is told.
         router: what both routers are told.
         store: what the store is told.
+        far: whether there is a third router.
     """
-    # A killed writer's slots come back after the time for a copy, which is long for machines and short for tests.
-    arena = ("--arena-bytes", str(64 << 20), "--arena-directory", str(folder), "--reservation-seconds", "1")
-    kvstore = Service("kvstore", *arena, *store, *every)
+    kvstore = node(folder, *store, *every)
     ledger = folder / "usage.jsonl"
     async with AsyncExitStack() as stack:
         stack.push_async_callback(kvstore.clear)
@@ -203,91 +202,30 @@ async def running(
             stack.push_async_callback(each.clear)
         await asyncio.gather(*(each.start() for each in (*prefill, *decode)))
         told = ("--usage-log", str(ledger), *router, *every)
-        both, lone = (_router(prefill[:count], decode[:count], *told) for count in (2, 1))
+        both, lone, other = (router_of(prefill[of], decode[of], *told) for of in (slice(2), slice(1), slice(1, None)))
         clients = {}
-        for each in (both, lone):
+        for each in (both, lone, *([other] if far else [])):
             stack.push_async_callback(each.clear)
             await each.start()
             clients[each] = await stack.enter_async_context(Client(each.address))
-        whole = Processes(kvstore, prefill, decode, both, lone, ledger, clients)
+        whole = Processes(kvstore, prefill, decode, both, lone, ledger, clients, other if far else None)
         yield whole
         for each in whole.services:
             each.close_stdin()
             assert await each.ended() == 0
 
 
-def _router(prefill: Sequence[Service], decode: Sequence[Service], *told: str) -> Service:
+def node(folder: Path, *told: str) -> Service:
+    """A store node with its arena in a folder."""
+    # A killed writer's slots come back after the time for a copy, which is long for machines and short for tests.
+    arena = ("--arena-bytes", str(64 << 20), "--arena-directory", str(folder), "--reservation-seconds", "1")
+    return Service("kvstore", *arena, *told)
+
+
+def router_of(prefill: Sequence[Service], decode: Sequence[Service], *told: str) -> Service:
     return Service(
         "router",
         *("--prefill", ",".join(each.address for each in prefill)),
         *("--decode", ",".join(each.address for each in decode)),
         *("--http-listen", "127.0.0.1:0", *told),
     )
-
-
-async def idle(worker: Service) -> None:
-    """Return when a worker has nothing to do and every page back."""
-    async with _watched(worker) as (info, loads):
-        async for load in loads:
-            if not (load.running or load.waiting) and load.free_pages + load.evictable_pages == info.pages:
-                return
-
-
-async def store_status(kvstore: Service) -> kvstore_pb2.GetStoreStatusResponse:
-    """What a store says of itself."""
-    async with connect(kvstore.address) as channel:
-        store = kvstore_pb2_grpc.KvStoreServiceStub(channel)
-        return await store.GetStatus(kvstore_pb2.GetStoreStatusRequest(), timeout=SETTLE_SECONDS)
-
-
-async def released(kvstore: Service) -> None:
-    """Return when a store leases, reserves and fetches nothing. Fails when that does not come."""
-    status = kvstore_pb2.GetStoreStatusResponse()
-    try:
-        async with asyncio.timeout(SETTLE_SECONDS):
-            while True:
-                status = await store_status(kvstore)
-                held = (status.leases, status.leased_blocks, status.reserved, status.quarantined)
-                if not any(held) and not status.peers.fetching:
-                    return
-                await asyncio.sleep(0.01)  # leases end by time: there is no event to wait for
-    except TimeoutError:
-        raise AssertionError(f"the store still holds:\n{status}") from None
-
-
-async def at_work(worker: Service, *, steps: int) -> None:
-    """Return when a worker has done so many steps of what it has in hand, and is not done."""
-    done = 0
-    async with _watched(worker) as (_, loads):
-        async for load in loads:
-            if not load.running:
-                done = load.steps
-            elif load.steps - done >= steps:
-                return
-
-
-async def first_at_work(workers: Mapping[str, Service]) -> str:
-    """The name of the worker that is the first to do a step of what it has in hand."""
-    working = {asyncio.create_task(at_work(worker, steps=1)): name for name, worker in workers.items()}
-    try:
-        done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-        (task,) = done
-        await task
-        return working[task]
-    finally:
-        for task in working:
-            task.cancel()
-        await asyncio.wait(working)
-
-
-@asynccontextmanager
-async def _watched(worker: Service) -> AsyncIterator[tuple[WorkerInfo, AsyncIterator[WorkerLoad]]]:
-    """What a worker is, and its load from now on."""
-    channel = connect(worker.address)
-    stub = worker_pb2_grpc.WorkerServiceStub(channel)
-    try:
-        told = await stub.GetInfo(worker_pb2.GetInfoRequest(), wait_for_ready=True, timeout=SETTLE_SECONDS)
-        reports = stub.WatchLoad(worker_pb2.WatchLoadRequest(interval_ms=10), timeout=SETTLE_SECONDS)
-        yield worker_wire.worker_info(told.info), (worker_wire.load(each.load) async for each in reports)
-    finally:
-        await channel.close()

@@ -58,7 +58,9 @@ class Answering:
         """Tokens of the choice that is least far."""
         return min(len(tokens) for tokens in self.tokens)
 
-    async def asked(self, client: Client, *, request_id: str | None = None, seconds: float = SECONDS) -> Routed:
+    async def asked(
+        self, client: Client, *, request_id: str | None = None, cache_salt: str = "", seconds: float = SECONDS
+    ) -> Routed:
         """Ask the router behind `client`; no message may be missing or come twice."""
         question, usage = self.question, Usage(prompt_tokens=0)
         events = client.generate(
@@ -70,6 +72,7 @@ class Answering:
             stop=question.stop_strings,
             n=question.n,
             request_id=request_id,
+            cache_salt=cache_salt,
             timeout=seconds,
             **{each.name: getattr(question.sampling, each.name) for each in fields(SamplingParams)},
         )

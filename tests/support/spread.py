@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.hosts import Network
-from tests.support.processes import SETTLE_SECONDS, Service, idle, released, store_status
+from tests.support.processes import Service
+from tests.support.settling import SETTLE_SECONDS, idle, released, store_status
 from twostroke.client import Client
 
 ARENA_BYTES = 64 << 20

@@ -15,9 +15,9 @@ import pytest_asyncio
 from tests.support.alone import Alone
 from tests.support.cluster import tiny_model
 from tests.support.hosts import Link, Network, network, why_no_delay
-from tests.support.processes import at_work, first_at_work, store_status
 from tests.support.redis import RedisServer, redis_server
 from tests.support.routed import Answering, Question, Routed
+from tests.support.settling import at_work, first_at_work, store_status
 from tests.support.spread import Spread, spread
 from twostroke.client import Client
 from twostroke.errors import DeadlineExceeded, Unavailable

@@ -51,6 +51,9 @@ class UpOptions:
     drain_seconds: float = setting(20.0, help="how long open answers may go on after Ctrl-C")
     otlp_endpoint: str = setting("", help="OTLP gRPC endpoint for traces, such as http://127.0.0.1:4317; empty is off")
     log_level: str = setting("info", help="debug, info, warning or error")
+    fault_points: bool = setting(
+        False, help="let everything but the router be struck on purpose, to test the cluster; never in production"
+    )
     state_directory: Path | None = setting(None, help="folder for logs; by default ~/.local/state/twostroke")
     check: bool = setting(False, help="check everything, print the commands, and start nothing")
 

@@ -100,6 +100,7 @@ def _kvstore(options: UpOptions, site: Site) -> tuple[str, ...]:
         *("--arena-directory", str(site.arena_directory)),
         *("--arena-bytes", str(options.arena_size)),
         *_disk(options),
+        *_struck(options),
         *_shared(options),
     )
 
@@ -123,6 +124,7 @@ def _worker(options: UpOptions, site: Site, place: Place) -> tuple[str, ...]:
         *(("--threads", str(options.threads)) if options.threads else ()),
         *(() if options.kv_dtype is KvMode.AUTO else ("--kv-dtype", options.kv_dtype)),
         *("--kv-bytes", options.kv_bytes),
+        *_struck(options),
         *_shared(options),
     )
 
@@ -136,6 +138,11 @@ def _router(options: UpOptions, site: Site) -> tuple[str, ...]:
         *(("--api-keys", str(site.api_keys)) if site.api_keys else ()),
         *_shared(options),
     )
+
+
+def _struck(options: UpOptions) -> tuple[str, ...]:
+    """Behind the router only: its door may be open to other hosts."""
+    return ("--fault-points",) if options.fault_points else ()
 
 
 def _shared(options: UpOptions) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -22,6 +22,9 @@ from twostroke.rpc.gate import Gate
 from twostroke.rpc.interceptor import Border
 from twostroke.settings import InvalidSetting, setting
 
+if TYPE_CHECKING:
+    from twostroke.rpc.faultboard import FaultBoard
+
 log = logging.getLogger(__name__)
 
 
@@ -32,7 +35,9 @@ class ServerSettings:
     listen: str = setting("127.0.0.1:0", help="host:port of the gRPC server; port 0 picks a free one")
     max_calls: int = setting(1_024, help="calls that may be open at once")
     drain_seconds: float = setting(30.0, help="how long open calls may go on after SIGTERM")
-    fault_points: bool = setting(False, help="let FaultService strike at calls, to test a cluster; never in production")
+    fault_points: bool = setting(
+        False, help="let FaultService strike on purpose, to test a cluster; never in production"
+    )
     stop_with_stdin: bool = setting(False, help="drain also when standard input closes (set by the launcher)")
 
     def __post_init__(self) -> None:
@@ -81,6 +86,7 @@ async def serving(
     *services: Service,
     gate: Gate | None = None,
     guard: grpc.aio.ServerInterceptor | None = None,
+    board: FaultBoard | None = None,
     ready: bool = True,
 ) -> AsyncIterator[Server]:
     """Serve inside the block. Leaving it drains: open calls may finish for `drain_seconds`, then get Unavailable.
@@ -90,6 +96,7 @@ async def serving(
         services: what to serve, beside health and reflection.
         gate: closes when the drain begins; a service that wants to know passes the one it holds.
         guard: sees every call before anything else does, those of health and reflection too.
+        board: of a service with operations to strike at, where fault points are on.
         ready: what health says at first.
 
     Raises: Unavailable, when the address cannot be bound.
@@ -97,9 +104,10 @@ async def serving(
     gate = gate or Gate(settings.max_calls)
     interceptors: list[grpc.aio.ServerInterceptor] = [Border(gate)]
     if settings.fault_points:
-        from twostroke.rpc.faults import FaultBoard, FaultPoints, FaultService
+        from twostroke.rpc.faultboard import FaultBoard
+        from twostroke.rpc.faults import FaultPoints, FaultService
 
-        board = FaultBoard()
+        board = board or FaultBoard()
         services = (*services, FaultService(board, [service.full_name for service in services]))
         interceptors.insert(0, FaultPoints(board))
         log.warning("fault points are on: calls can be struck on purpose")

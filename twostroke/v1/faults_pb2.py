@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19twostroke/v1/faults.proto\x12\x0ctwostroke.v1\x1a\x1egoogle/protobuf/duration.proto\"\xbe\x01\n\nArmRequest\x12\x0e\n\x06method\x18\x01 \x01(\t\x12$\n\x06moment\x18\x02 \x01(\x0e\x32\x14.twostroke.v1.Moment\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x0c\n\x04skip\x18\x04 \x01(\r\x12\"\n\x05\x66\x61ult\x18\x05 \x01(\x0e\x32\x13.twostroke.v1.Fault\x12(\n\x05\x64\x65lay\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07strikes\x18\x07 \x01(\r\"\x1d\n\x0b\x41rmResponse\x12\x0e\n\x06strike\x18\x01 \x01(\r*H\n\x06Moment\x12\x16\n\x12MOMENT_UNSPECIFIED\x10\x00\x12\x11\n\rMOMENT_CALLED\x10\x01\x12\x13\n\x0fMOMENT_ANSWERED\x10\x02*b\n\x05\x46\x61ult\x12\x15\n\x11\x46\x41ULT_UNSPECIFIED\x10\x00\x12\x0e\n\nFAULT_HOLD\x10\x01\x12\x0e\n\nFAULT_FAIL\x10\x02\x12\x0f\n\x0b\x46\x41ULT_DELAY\x10\x03\x12\x11\n\rFAULT_CORRUPT\x10\x04\x32L\n\x0c\x46\x61ultService\x12<\n\x03\x41rm\x12\x18.twostroke.v1.ArmRequest\x1a\x19.twostroke.v1.ArmResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19twostroke/v1/faults.proto\x12\x0ctwostroke.v1\x1a\x1egoogle/protobuf/duration.proto\"\xbe\x01\n\nArmRequest\x12\x0e\n\x06method\x18\x01 \x01(\t\x12$\n\x06moment\x18\x02 \x01(\x0e\x32\x14.twostroke.v1.Moment\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x0c\n\x04skip\x18\x04 \x01(\r\x12\"\n\x05\x66\x61ult\x18\x05 \x01(\x0e\x32\x13.twostroke.v1.Fault\x12(\n\x05\x64\x65lay\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07strikes\x18\x07 \x01(\r\"\x1d\n\x0b\x41rmResponse\x12\x0e\n\x06strike\x18\x01 \x01(\r*H\n\x06Moment\x12\x16\n\x12MOMENT_UNSPECIFIED\x10\x00\x12\x11\n\rMOMENT_CALLED\x10\x01\x12\x13\n\x0fMOMENT_ANSWERED\x10\x02*r\n\x05\x46\x61ult\x12\x15\n\x11\x46\x41ULT_UNSPECIFIED\x10\x00\x12\x0e\n\nFAULT_HOLD\x10\x01\x12\x0e\n\nFAULT_FAIL\x10\x02\x12\x0f\n\x0b\x46\x41ULT_DELAY\x10\x03\x12\x11\n\rFAULT_CORRUPT\x10\x04\x12\x0e\n\nFAULT_FULL\x10\x05\x32L\n\x0c\x46\x61ultService\x12<\n\x03\x41rm\x12\x18.twostroke.v1.ArmRequest\x1a\x19.twostroke.v1.ArmResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MOMENT']._serialized_start=299
   _globals['_MOMENT']._serialized_end=371
   _globals['_FAULT']._serialized_start=373
-  _globals['_FAULT']._serialized_end=471
+  _globals['_FAULT']._serialized_end=487
   _globals['_ARMREQUEST']._serialized_start=76
   _globals['_ARMREQUEST']._serialized_end=266
   _globals['_ARMRESPONSE']._serialized_start=268
   _globals['_ARMRESPONSE']._serialized_end=297
-  _globals['_FAULTSERVICE']._serialized_start=473
-  _globals['_FAULTSERVICE']._serialized_end=549
+  _globals['_FAULTSERVICE']._serialized_start=489
+  _globals['_FAULTSERVICE']._serialized_end=565
 # @@protoc_insertion_point(module_scope)

@@ -26,18 +26,18 @@ class _MomentEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Moment.ValueTy
     DESCRIPTOR: _descriptor.EnumDescriptor
     MOMENT_UNSPECIFIED: _Moment.ValueType  # 0
     MOMENT_CALLED: _Moment.ValueType  # 1
-    """the request has come; nothing was done"""
+    """the request has come, the operation is to begin; nothing was done"""
     MOMENT_ANSWERED: _Moment.ValueType  # 2
-    """it was done; the message has not left"""
+    """it was done; the message has not left, nobody has seen the result"""
 
 class Moment(_Moment, metaclass=_MomentEnumTypeWrapper):
-    """Where in a call."""
+    """Where in a call or an operation."""
 
 MOMENT_UNSPECIFIED: Moment.ValueType  # 0
 MOMENT_CALLED: Moment.ValueType  # 1
-"""the request has come; nothing was done"""
+"""the request has come, the operation is to begin; nothing was done"""
 MOMENT_ANSWERED: Moment.ValueType  # 2
-"""it was done; the message has not left"""
+"""it was done; the message has not left, nobody has seen the result"""
 Global___Moment: _TypeAlias = Moment  # noqa: Y015
 
 class _Fault:
@@ -48,26 +48,30 @@ class _FaultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fault.ValueType
     DESCRIPTOR: _descriptor.EnumDescriptor
     FAULT_UNSPECIFIED: _Fault.ValueType  # 0
     FAULT_HOLD: _Fault.ValueType  # 1
-    """the call stands still until the fault is disarmed, so that its process can be killed or stopped there"""
+    """it stands still until the fault is disarmed, so that its process can be killed or stopped there"""
     FAULT_FAIL: _Fault.ValueType  # 2
-    """the call ends with UNAVAILABLE"""
+    """the call ends with UNAVAILABLE; the operation fails with an input/output error"""
     FAULT_DELAY: _Fault.ValueType  # 3
-    """the call goes on after `delay`"""
+    """it goes on after `delay`"""
     FAULT_CORRUPT: _Fault.ValueType  # 4
-    """one bit of the message's first bytes field is flipped"""
+    """one bit of the message's first bytes field, or of what is read or written, is flipped"""
+    FAULT_FULL: _Fault.ValueType  # 5
+    """of operations only: there is no room on the disk"""
 
 class Fault(_Fault, metaclass=_FaultEnumTypeWrapper):
     """What happens to it."""
 
 FAULT_UNSPECIFIED: Fault.ValueType  # 0
 FAULT_HOLD: Fault.ValueType  # 1
-"""the call stands still until the fault is disarmed, so that its process can be killed or stopped there"""
+"""it stands still until the fault is disarmed, so that its process can be killed or stopped there"""
 FAULT_FAIL: Fault.ValueType  # 2
-"""the call ends with UNAVAILABLE"""
+"""the call ends with UNAVAILABLE; the operation fails with an input/output error"""
 FAULT_DELAY: Fault.ValueType  # 3
-"""the call goes on after `delay`"""
+"""it goes on after `delay`"""
 FAULT_CORRUPT: Fault.ValueType  # 4
-"""one bit of the message's first bytes field is flipped"""
+"""one bit of the message's first bytes field, or of what is read or written, is flipped"""
+FAULT_FULL: Fault.ValueType  # 5
+"""of operations only: there is no room on the disk"""
 Global___Fault: _TypeAlias = Fault  # noqa: Y015
 
 @_typing.final
@@ -82,7 +86,9 @@ class ArmRequest(_message.Message):
     DELAY_FIELD_NUMBER: _builtins.int
     STRIKES_FIELD_NUMBER: _builtins.int
     method: _builtins.str
-    """Such as "PrefillService/Prefill"."""
+    """Such as "PrefillService/Prefill", or "disk.blocks.read": an operation on a file of a store node's disk, which is
+    "blocks" or "headers", to open, read or write it.
+    """
     moment: Global___Moment.ValueType
     field: _builtins.str
     """Only messages in which this field is set, such as "first" of PrefillResponse; empty means any."""

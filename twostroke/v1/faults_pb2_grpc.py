@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class FaultServiceStub:
-    """Strikes at calls of this process on purpose, so that a cluster can be tested where it hurts. Served only by a process
+    """Strikes at calls and operations of this process on purpose, so that a cluster can be tested where it hurts. Served only by a process
     that was started with --fault-points.
     """
 
@@ -44,15 +44,16 @@ class FaultServiceStub:
 
 
 class FaultServiceServicer:
-    """Strikes at calls of this process on purpose, so that a cluster can be tested where it hurts. Served only by a process
+    """Strikes at calls and operations of this process on purpose, so that a cluster can be tested where it hurts. Served only by a process
     that was started with --fault-points.
     """
 
     def Arm(self, request, context):
-        """Arms one fault for as long as the call is open. Answers once when it is armed, and once for each call that it
-        struck. Ending the call disarms the fault and lets held calls go on.
+        """Arms one fault for as long as the call is open. Answers once when it is armed, and once for each call or operation
+        that it struck. Ending the call disarms the fault and lets what is held go on.
 
-        Errors: INVALID_REQUEST; NOT_FOUND, this process serves no such method; OVERLOADED, 64 faults are armed.
+        Errors: INVALID_REQUEST; NOT_FOUND, this process serves no such method and knows no such operation; OVERLOADED, 64
+        faults are armed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -75,7 +76,7 @@ def add_FaultServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FaultService:
-    """Strikes at calls of this process on purpose, so that a cluster can be tested where it hurts. Served only by a process
+    """Strikes at calls and operations of this process on purpose, so that a cluster can be tested where it hurts. Served only by a process
     that was started with --fault-points.
     """
 

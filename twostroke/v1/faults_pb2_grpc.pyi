@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class FaultServiceStub:
-    """Strikes at calls of this process on purpose, so that a cluster can be tested where it hurts. Served only by a process
+    """Strikes at calls and operations of this process on purpose, so that a cluster can be tested where it hurts. Served only by a process
     that was started with --fault-points.
     """
 
@@ -36,28 +36,30 @@ class FaultServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> FaultServiceAsyncStub: ...
     Arm: _grpc.UnaryStreamMultiCallable[_faults_pb2.ArmRequest, _faults_pb2.ArmResponse]
-    """Arms one fault for as long as the call is open. Answers once when it is armed, and once for each call that it
-    struck. Ending the call disarms the fault and lets held calls go on.
+    """Arms one fault for as long as the call is open. Answers once when it is armed, and once for each call or operation
+    that it struck. Ending the call disarms the fault and lets what is held go on.
 
-    Errors: INVALID_REQUEST; NOT_FOUND, this process serves no such method; OVERLOADED, 64 faults are armed.
+    Errors: INVALID_REQUEST; NOT_FOUND, this process serves no such method and knows no such operation; OVERLOADED, 64
+    faults are armed.
     """
 
 @_typing.type_check_only
 class FaultServiceAsyncStub(FaultServiceStub):
-    """Strikes at calls of this process on purpose, so that a cluster can be tested where it hurts. Served only by a process
+    """Strikes at calls and operations of this process on purpose, so that a cluster can be tested where it hurts. Served only by a process
     that was started with --fault-points.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Arm: _aio.UnaryStreamMultiCallable[_faults_pb2.ArmRequest, _faults_pb2.ArmResponse]  # type: ignore[assignment]
-    """Arms one fault for as long as the call is open. Answers once when it is armed, and once for each call that it
-    struck. Ending the call disarms the fault and lets held calls go on.
+    """Arms one fault for as long as the call is open. Answers once when it is armed, and once for each call or operation
+    that it struck. Ending the call disarms the fault and lets what is held go on.
 
-    Errors: INVALID_REQUEST; NOT_FOUND, this process serves no such method; OVERLOADED, 64 faults are armed.
+    Errors: INVALID_REQUEST; NOT_FOUND, this process serves no such method and knows no such operation; OVERLOADED, 64
+    faults are armed.
     """
 
 class FaultServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Strikes at calls of this process on purpose, so that a cluster can be tested where it hurts. Served only by a process
+    """Strikes at calls and operations of this process on purpose, so that a cluster can be tested where it hurts. Served only by a process
     that was started with --fault-points.
     """
 
@@ -67,10 +69,11 @@ class FaultServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _faults_pb2.ArmRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_faults_pb2.ArmResponse], _abc.AsyncIterator[_faults_pb2.ArmResponse]]:
-        """Arms one fault for as long as the call is open. Answers once when it is armed, and once for each call that it
-        struck. Ending the call disarms the fault and lets held calls go on.
+        """Arms one fault for as long as the call is open. Answers once when it is armed, and once for each call or operation
+        that it struck. Ending the call disarms the fault and lets what is held go on.
 
-        Errors: INVALID_REQUEST; NOT_FOUND, this process serves no such method; OVERLOADED, 64 faults are armed.
+        Errors: INVALID_REQUEST; NOT_FOUND, this process serves no such method and knows no such operation; OVERLOADED, 64
+        faults are armed.
         """
 
 def add_FaultServiceServicer_to_server(servicer: FaultServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

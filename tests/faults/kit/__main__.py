@@ -1,126 +1,100 @@
-"""`make faults`: every case of the kit in real processes, then callers that leave; prints a table and one JSON line."""
+"""Strike a cluster at every message of a handoff, its disk and its Redis; by default one of the kit's own, else yours.
+
+Prints a line a case, a table, and one line of JSON. Exit 0 when all held, 1 when something was wrong, 2 when misused.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
-import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults.kit.points import Case, cases
-from tests.faults.kit.scene import Outcome, Scene
-from tests.support.alone import Alone
-from tests.support.cluster import tiny_model
-from tests.support.processes import running
-
-# Short steps, so that a prompt has many messages; short waits, so that a case takes seconds.
-WORKER = ("--weights", "f32", "--tokens-per-step", "32", "--max-running", "16", "--lease-seconds", "1")
-ROUTER = ("--worker-silence-seconds", "1")
-EVERY = ("--fault-points",)
-FREE_AIM = 0.1  # seconds, and one step
+from tests.faults.kit.disk import disk_cases
+from tests.faults.kit.points import cases
+from tests.faults.kit.redis import redis_cases
+from tests.faults.kit.remote import NotAimedError, Remote, is_far
+from tests.faults.kit.report import Report
+from tests.faults.kit.theatre import AnyCase, Pass
+from twostroke.errors import TwostrokeError
 
 
-@asynccontextmanager
-async def scene(folder: Path, seed: int) -> AsyncIterator[Scene]:
-    """A cluster of its own."""
-    model = tiny_model(folder / "model", layers=4)
-    async with (
-        Alone.started(model) as alone,
-        running(folder, model, *WORKER, every=EVERY, router=ROUTER, store=_disk(folder)) as whole,
-    ):
-        yield Scene(whole, alone, seed)
+def told() -> argparse.Namespace:
+    """What the kit was told."""
+    parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--list", action="store_true", help="name the cases and end")
+    parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument("--leaves", type=int, default=300, help="callers that leave at some moment, in each pass")
+    parser.add_argument("--clusters", type=int, default=2, help="clusters of the kit's own side by side")
+    parser.add_argument("--seed", type=int, default=1)
+    yours = parser.add_argument_group(
+        "your own cluster",
+        "All but its router must run with --fault-points, and nobody else should use it. Nothing is killed or stopped.",
+    )
+    yours.add_argument("--router", metavar="HOST:PORT", help="gRPC door of its router, through which the rest is found")
+    yours.add_argument("--api-key", help="who asks; better in TWOSTROKE_API_KEY, which no list of processes shows")
+    yours.add_argument(
+        "--tie",
+        type=float,
+        default=0.02,
+        help="another token may come where the best was likelier than the second by at most this, in natural log",
+    )
+    return parser.parse_args()
 
 
-def _disk(folder: Path) -> tuple[str, ...]:
-    return ("--disk-directory", str(folder / "disk"), "--disk-bytes", str(64 << 20))
+async def in_yours(told: argparse.Namespace, chosen: Sequence[AnyCase], seed: int, report: Report) -> None:
+    """Play in the cluster behind --router. Raises AssertionError, NotAimedError, TwostrokeError."""
+    async with Remote.reached(told.router, told.api_key, told.tie, seed) as remote:
+        for case in filter(is_far, chosen):
+            try:
+                outcome = await remote.play(case)
+            except (AssertionError, TimeoutError) as error:
+                raise AssertionError(f"{case.name}: {error!r}") from error
+            if outcome is None:
+                report.skip(case.name)
+            else:
+                report.add(outcome)
+        for _ in range(told.leaves):
+            report.freed.append(await remote.leave())
 
 
-class Pass:
-    """All cases once, by several clusters side by side. The first thing that is wrong ends it."""
-
-    def __init__(self, chosen: Sequence[Case], leaves: int, seed: int) -> None:
-        self._cases = list(reversed(chosen))
-        self._leaves = leaves
-        self._seed = seed
-        self.outcomes: list[Outcome] = []
-        self.freed: list[float] = []  # after callers that left
-
-    async def run(self, clusters: int, folder: Path) -> None:
-        """Play. Raises AssertionError, naming the case."""
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(clusters):
-                tasks.create_task(self._player(number, folder / str(number)))
-
-    async def _player(self, number: int, folder: Path) -> None:
-        await asyncio.to_thread(folder.mkdir)
-        async with scene(folder, self._seed * 100 + number) as stage:
-            while self._cases:
-                await self._play(stage, self._cases.pop())
-            while len(self.freed) < self._leaves:
-                self.freed.append(await stage.leave())
-
-    async def _play(self, stage: Scene, case: Case) -> None:
+async def in_ours(told: argparse.Namespace, chosen: Sequence[AnyCase], seed: int, report: Report) -> None:
+    """Play in clusters of the kit's own. Raises AssertionError."""
+    with tempfile.TemporaryDirectory() as folder:
         try:
-            outcome = await stage.play(case)
-        except (AssertionError, TimeoutError) as error:
-            raise AssertionError(f"{case.name}: {error!r}") from error
-        self.outcomes.append(outcome)
-        print(
-            f"{case.name:<56} recovered {outcome.recovered:6.2f} s   freed {outcome.freed:6.3f} s"
-            f"   calls {outcome.attempts}",
-            flush=True,
-        )
-
-
-def show(done: Pass) -> dict[str, object]:
-    """A table by blow, and the figures of the last line."""
-    by_blow: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in done.outcomes:
-        by_blow[outcome.case.blow.value].append(outcome)
-    print(f"\n{'blow':<14}{'cases':>6}{'recovered, s: median':>22}{'most':>8}{'freed, s: median':>18}{'most':>8}")
-    for blow, outcomes in by_blow.items():
-        recovered, freed = ([getattr(each, what) for each in outcomes] for what in ("recovered", "freed"))
-        print(
-            f"{blow:<14}{len(outcomes):>6}{statistics.median(recovered):>22.2f}{max(recovered):>8.2f}"
-            f"{statistics.median(freed):>18.3f}{max(freed):>8.3f}"
-        )
-    figures: dict[str, object] = {"cases": len(done.outcomes), "left": len(done.freed)}
-    if len(done.freed) > 1:
-        p99 = statistics.quantiles(done.freed, n=100)[98]
-        figures["cancel to free, p99 s"] = round(p99, 3)
-        print(f"{len(done.freed)} callers left: all freed after {p99 * 1e3:.0f} ms at the 99th percentile")
-    return figures
+            await Pass(chosen, told.leaves, seed, report).run(told.clusters, Path(folder))
+        except BaseExceptionGroup as group:
+            wrong, rest = group.split(AssertionError)
+            if wrong is None or rest is not None:
+                raise
+            raise wrong.exceptions[0] from group
 
 
 def main() -> int:
     """Run the kit; answers the exit code."""
-    parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
-    parser.add_argument("--only", default="", help="cases whose name holds this")
-    parser.add_argument("--passes", type=int, default=1)
-    parser.add_argument("--leaves", type=int, default=300, help="callers that leave at some moment, in each pass")
-    parser.add_argument("--clusters", type=int, default=2, help="clusters side by side")
-    parser.add_argument("--seed", type=int, default=1)
-    told = parser.parse_args()
-    chosen = [case for case in cases() if told.only in case.name]
-    for number in range(told.passes):
-        began, done = time.monotonic(), Pass(chosen, told.leaves, told.seed + number)
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                asyncio.run(done.run(told.clusters, Path(folder)))
-            except BaseExceptionGroup as group:
-                wrong, rest = group.split(AssertionError)
-                if wrong is None or rest is not None:
-                    raise
-                print(f"WRONG {wrong.exceptions[0]}", file=sys.stderr)
-                return 1
-        figures = show(done) | {"seconds": round(time.monotonic() - began)}
+    how = told()
+    every: tuple[AnyCase, ...] = (*disk_cases(), *cases(), *redis_cases())
+    chosen = [case for case in every if how.only in case.name and (not how.router or is_far(case))]
+    if how.list:
+        print(*(case.name for case in chosen), sep="\n")
+        return 0
+    play = in_yours if how.router else in_ours
+    for number in range(how.passes):
+        began, report = time.monotonic(), Report()
+        try:
+            asyncio.run(play(how, chosen, how.seed + number, report))
+        except AssertionError as error:
+            print(f"WRONG {error}", file=sys.stderr)
+            return 1
+        except (NotAimedError, TwostrokeError) as error:
+            print(f"make faults: {error}", file=sys.stderr)
+            return 2
+        figures = report.show() | {"seconds": round(time.monotonic() - began)}
         print(json.dumps({"bench": "faults", "pass": number + 1, **figures}), flush=True)
     return 0
 

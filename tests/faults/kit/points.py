@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tests.faults.kit.strikes import ANSWERED, CALLED, Blow
 from twostroke.v1 import faults_pb2
-
-CALLED, ANSWERED = faults_pb2.MOMENT_CALLED, faults_pb2.MOMENT_ANSWERED
 
 
 @dataclass(frozen=True)
@@ -40,19 +38,6 @@ class Point:
         return f"{self.stage}/{self.method.partition('/')[2]}.{what}{f'+{self.skip}' if self.skip else ''}"
 
 
-class Blow(enum.Enum):
-    """What happens there."""
-
-    KILL_SERVER = "kill server"  # kill -9 while the message is held
-    KILL_CALLER = "kill caller"
-    STOP_SERVER = "stop server"  # SIGSTOP, and SIGCONT once the request has its answer
-    FAIL = "fail"  # the call ends with UNAVAILABLE
-    LOSE = "lose"  # the message never arrives, until the caller gives up waiting
-    DELAY = "delay"  # by a second
-    CORRUPT = "corrupt"  # one bit of the message's bytes
-    CANCEL = "cancel"  # the user leaves while the message is held
-
-
 @dataclass(frozen=True)
 class Case:
     """A point and a blow."""
@@ -64,6 +49,26 @@ class Case:
     def name(self) -> str:
         """As the table shows it."""
         return f"{self.point.name}, {self.blow.value}"
+
+    @property
+    def method(self) -> str:
+        """See Aim, like the others."""
+        return self.point.method
+
+    @property
+    def moment(self) -> faults_pb2.Moment.ValueType:
+        """See Aim."""
+        return self.point.moment
+
+    @property
+    def field(self) -> str:
+        """See Aim."""
+        return self.point.field
+
+    @property
+    def skip(self) -> int:
+        """See Aim."""
+        return self.point.skip
 
 
 def _both(stage: str, server: str, caller: str, method: str) -> tuple[Point, Point]:

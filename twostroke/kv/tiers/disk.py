@@ -12,6 +12,7 @@ from pathlib import Path
 
 from twostroke.kv.format import KvFormat
 from twostroke.kv.tiers import TierStats, folders
+from twostroke.kv.tiers.files import OpenFile, TierFile
 from twostroke.kv.tiers.slots import DiskSlots
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class DiskTier:
 
     Args:
         clock: seconds that never run backwards.
+        open_file: opens the tier's files.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class DiskTier:
         limits: DiskLimits,
         *,
         clock: Callable[[], float] = time.monotonic,
+        open_file: OpenFile = TierFile,
     ) -> None:
         self.folder = directory / kv_format.digest.hex()
         self._block_bytes = kv_format.block_bytes
         self._limits = limits
         self._clock = clock
+        self._open_file = open_file
         self._lock: int | None = None
         self._slots: DiskSlots | None = None
         self._retry_at: float | None = None  # while a failure keeps the tier off
@@ -113,7 +117,7 @@ class DiskTier:
         os.utime(self._lock)  # the folder that was used last leaves last
         others = folders.make_room(self.folder, self._limits.total_bytes - self._limits.bytes)
         most = min(self._limits.bytes, self._limits.total_bytes - others)
-        self._slots = DiskSlots(self.folder, self._block_bytes, most)
+        self._slots = DiskSlots(self.folder, self._block_bytes, most, self._open_file)
         self._retry_at = None
         log.info("the disk tier is on", extra={"folder": str(self.folder), "blocks": len(self._slots.index)})
 

@@ -13,25 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import xxhash
 
 from twostroke.kv.tiers import folders
+from twostroke.kv.tiers.files import OpenFile, TierFile
 from twostroke.kv.tiers.header import HEADER_BYTES, NO_HEADER, Header, unpack
 from twostroke.kv.tiers.index import SlotIndex
 
 ALIGNMENT = 4_096  # of slots, and the most that a file takes beyond its last byte
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class DiskSlots:
     """As many slots as fit into `most` bytes, with what was found in them. Calls come one at a time."""
 
-    def __init__(self, folder: Path, block_bytes: int, most: int) -> None:
+    def __init__(self, folder: Path, block_bytes: int, most: int, open_file: OpenFile) -> None:
         """Open or make the files in a folder that this process has claimed. Raises OSError."""
         self._block_bytes = block_bytes
         self._stride = -(-block_bytes // ALIGNMENT) * ALIGNMENT
@@ -39,8 +37,10 @@ class DiskSlots:
         if slots < 1:
             raise OSError(errno.ENOSPC, f"{most} bytes have no room for a block of {block_bytes}", str(folder))
         with contextlib.ExitStack() as opened:
-            self._blocks = _open(folder / folders.BLOCKS, slots * self._stride, opened)
-            self._headers = _open(folder / folders.HEADERS, slots * HEADER_BYTES, opened)
+            self._blocks = open_file(folder / folders.BLOCKS, slots * self._stride)
+            opened.callback(self._blocks.close)
+            self._headers = open_file(folder / folders.HEADERS, slots * HEADER_BYTES)
+            opened.callback(self._headers.close)
             self.index = SlotIndex(slots, _found(self._headers, slots))
             self._files = opened.pop_all()
         self.damaged = 0
@@ -53,7 +53,7 @@ class DiskSlots:
             return None
         slot, header = found
         try:
-            whole = os.preadv(self._blocks, [into], slot * self._stride) == self._block_bytes
+            whole = self._blocks.read(into, slot * self._stride)
         except OSError:
             with contextlib.suppress(OSError):  # or this one block would fail again after each return
                 self._void(slot, header)
@@ -74,12 +74,12 @@ class DiskSlots:
         slot, leaving = self.index.next_slot()
         if leaving:
             self._void(slot, leaving)
-        _put(self._blocks, data, slot * self._stride)
+        self._blocks.write(data, slot * self._stride)
         # Copied first and summed after: bytes that change in between do not match, on disk as in `intact`.
         header = Header(key, self.index.serial, xxhash.xxh3_64_intdigest(data), tokens)
         if not intact(header.checksum):
             return False
-        _put(self._headers, header.pack(slot), slot * HEADER_BYTES)
+        self._headers.write(header.pack(slot), slot * HEADER_BYTES)
         self.index.put(slot, header)
         return True
 
@@ -89,11 +89,11 @@ class DiskSlots:
 
     def _void(self, slot: int, header: Header) -> None:
         self.index.drop(header.key)
-        _put(self._headers, NO_HEADER, slot * HEADER_BYTES)
+        self._headers.write(NO_HEADER, slot * HEADER_BYTES)
 
     def _require_names(self) -> None:
         """Raise FileNotFoundError when the files were removed: what is written there would be lost, and take room."""
-        if not all(os.fstat(each).st_nlink for each in (self._headers, self._blocks)):
+        if not (self._headers.has_a_name and self._blocks.has_a_name):
             raise FileNotFoundError(errno.ENOENT, "the files were removed")
 
     def _check_size(self, block: memoryview) -> None:
@@ -101,29 +101,8 @@ class DiskSlots:
             raise ValueError(f"a block has {self._block_bytes} bytes, not {block.nbytes}")
 
 
-def _open(path: Path, size: int, opened: contextlib.ExitStack) -> int:
-    """Open a file of exactly `size` bytes, which are reserved now: a file system that is full is found out here."""
-    descriptor = os.open(path, _FLAGS, 0o600)
-    opened.callback(os.close, descriptor)
-    before = os.fstat(descriptor).st_size
-    if before > size or sys.platform == "darwin":  # which reserves nothing; a full disk is found out by a write there
-        os.ftruncate(descriptor, size)
-    else:
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-        except OSError:
-            os.ftruncate(descriptor, before)  # others need what little there is
-            raise
-    return descriptor
-
-
-def _found(descriptor: int, slots: int) -> list[tuple[int, Header]]:
+def _found(headers: TierFile, slots: int) -> list[tuple[int, Header]]:
     raw = memoryview(bytearray(slots * HEADER_BYTES))
-    os.preadv(descriptor, [raw], 0)  # what is missing stays zero, and is no header
+    headers.read(raw, 0)  # what is missing stays zero, and is no header
     places = ((slot, raw[slot * HEADER_BYTES : (slot + 1) * HEADER_BYTES]) for slot in range(slots))
     return [(slot, header) for slot, each in places if (header := unpack(each, slot)) is not None]
-
-
-def _put(descriptor: int, data: memoryview | bytes, offset: int) -> None:
-    if os.pwrite(descriptor, data, offset) != len(data):
-        raise OSError(errno.ENOSPC, "only a part was written")
