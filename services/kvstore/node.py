@@ -75,6 +75,7 @@ class Node:
         if self.format is not None:
             self.format.require_equal(kv_format, who=writer_id or "the caller")
         blocks = self._blocks or self._cut_for(kv_format)
+        self._arena.forget_ended_writers()  # where one comes, another may have been killed
         return Attachment(
             incarnation=self.incarnation,
             writer_id=writer_id,
