@@ -49,6 +49,7 @@ class Answering:
         self.question = question
         self.texts = [""] * question.n
         self.tokens: list[list[Token]] = [[] for _ in range(question.n)]
+        self.begun = False  # something came
         self._finishes: list[FinishReason | None] = [None] * question.n
         self._sequences = [0] * question.n
         self._changed = changed
@@ -58,8 +59,8 @@ class Answering:
         """Tokens of the choice that is least far."""
         return min(len(tokens) for tokens in self.tokens)
 
-    async def asked(self, client: Client, *, request_id: str | None = None) -> Routed:
-        """Ask the router behind `client`; no message may be missing or come twice."""
+    async def asked(self, client: Client, *, request_id: str | None = None, seconds: float = SECONDS) -> Routed:
+        """Ask the router behind `client`, with `seconds` for all of it; no message may be missing or come twice."""
         question, usage = self.question, Usage(prompt_tokens=0)
         events = client.generate(
             question.prompt,
@@ -70,11 +71,12 @@ class Answering:
             stop=question.stop_strings,
             n=question.n,
             request_id=request_id,
-            timeout=SECONDS,
+            timeout=seconds,
             **{each.name: getattr(question.sampling, each.name) for each in fields(SamplingParams)},
         )
         async with aclosing(events):
             async for event in events:
+                self.begun = True
                 match event:
                     case Delta():
                         self._take(event)

@@ -95,7 +95,7 @@ class Scene:
         record = await self._record(name)
         assert record["outcome"] == ("cancelled" if case.blow is Blow.CANCEL else "completed"), record
         assert case.blow is Blow.CANCEL or record["completion_tokens"] == ANSWER_TOKENS, record
-        self._assert_calm()
+        self._whole.assert_calm()
         return Outcome(case, answered_at - struck_at, freed_at - answered_at, record["attempts"])
 
     async def leave(self) -> float:
@@ -114,7 +114,7 @@ class Scene:
         await _ended(asked)
         left_at = time.monotonic()
         await self._whole.settled()
-        self._assert_calm()
+        self._whole.assert_calm()
         return time.monotonic() - left_at
 
     def _question(self) -> Question:
@@ -158,13 +158,6 @@ class Scene:
             while not self._whole.recorded(name):
                 await asyncio.sleep(0.01)
         return self._whole.record(name)
-
-    def _assert_calm(self) -> None:
-        """Everybody lives, and nobody logged a defect."""
-        for each in self._whole.services:
-            assert each.runs, f"{each.name} has ended"
-            loud = [line for line in each.lines if '"exception"' in line or "Traceback" in line]
-            assert not loud, f"{each.name} logged a defect:\n" + "\n".join(loud)
 
 
 def _has_peers(case: Case) -> bool:
