@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator
@@ -201,15 +200,6 @@ async def test_an_answer_that_meets_the_end_of_its_call_is_no_defect_and_everyth
             grpc_log.error(said, exc_info=defect)
         grpc_log.error("without an exception")
     assert [record.exc_info and record.exc_info[1] for record in caplog.records] == [*defects, None]
-
-
-async def test_deadlines_that_expire_at_any_moment_leave_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    async with served(size=1) as (_server, service, stub, _channel):
-        for at in range(400):  # a few of a thousand meet the moment in which gRPC sends
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await stub.GetStatus(ASK, timeout=0.0005 + at % 40 * 0.0001)
-    assert service.deadlines
-    assert not [record for record in caplog.records if record.exc_info]
 
 
 # Channels
