@@ -49,13 +49,16 @@ class Soak:
     wrong: list[str] = field(default_factory=list)  # found at checkpoints
     _began: float = field(default_factory=time.monotonic)
 
-    async def run(self) -> bool:
-        """Play the plan; whether all of it was right. It ends at the first checkpoint at which something is wrong."""
+    async def run(self) -> None:
+        """Play the plan, up to the first checkpoint at which something is wrong."""
         mix = Mix(self.plan.seed)
         while self.drawn < self.plan.requests and not self.failed:
-            await self._stretch(mix, min(self.plan.stretch, self.plan.requests - self.drawn))
-            await self._checkpoint()
-        return not self.failed
+            try:
+                await self._stretch(mix, min(self.plan.stretch, self.plan.requests - self.drawn))
+            except* (AssertionError, TimeoutError) as group:  # who was killed did not come back
+                self.wrong += map(repr, group.exceptions)
+            else:
+                await self._checkpoint()
 
     @property
     def failed(self) -> bool:
