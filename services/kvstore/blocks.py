@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 
 from services.kvstore.arena import Arena
 from services.kvstore.spool import Spool
 from twostroke.errors import InvalidRequest, NotFound
+from twostroke.kv.held import News
 from twostroke.kv.layout import ArenaLayout
 from twostroke.kv.limits import StoreLimits, StoreStats
 from twostroke.kv.messages import WrittenBlock
@@ -35,24 +35,24 @@ class Blocks:
         limits: StoreLimits,
         clock: Callable[[], float],
         spool: Spool | None = None,
+        news: News | None = None,
     ) -> None:
         self.arena = arena
         self.layout = layout
         self._spool = spool
-        self._store = BlockStore(layout.slots, limits)
+        self._store = BlockStore(layout.slots, limits, news)
         self._clock = clock
         self._sooner = asyncio.Event()  # something ends before `watch` would wake
         self._wake_at: float | None = None
         self._late: set[str] = set()  # writers with slots in quarantine
 
-    def lease(self, lease_id: str, seconds: float) -> Lease:
-        """Prolong a lease, or open one where no id is given. Raises NotFound, Overloaded."""
+    def lease(self, lease_id: str, seconds: float, *, opens: bool = False) -> Lease:
+        """Prolong a lease, or open it where it is not open. Raises NotFound, Overloaded."""
         now = self._advance()
-        if lease_id:
-            granted = self._store.prolong(lease_id, seconds, now)
-        else:
-            lease_id = secrets.token_hex(16)
+        if opens and not self._store.renew([lease_id], 0.0, now):
             granted = self._store.open_lease(lease_id, seconds, now)
+        else:
+            granted = self._store.prolong(lease_id, seconds, now)
         self._hasten()
         return Lease(id=lease_id, seconds=granted, incarnation=self.arena.incarnation)
 

@@ -17,9 +17,9 @@ from services.router.gateway.generator import ModelCard
 from services.router.metrics import Metrics
 from services.router.placer import Placer
 from services.router.prompt import prepare
+from services.router.stores import Stores
 from twostroke.cluster import Role
 from twostroke.errors import Unavailable
-from twostroke.kv.client import KvStoreClient
 from twostroke.telemetry import Span, Telemetry, log_as
 from twostroke.types import ChoiceFinished, Delta, Event, GenerateRequest, Started, Usage
 
@@ -34,14 +34,14 @@ class Dispatch:
         self,
         fleet: Fleet,
         placer: Placer,
-        store: KvStoreClient,
+        stores: Stores,
         ledger: Ledger,
         metrics: Metrics,
         telemetry: Telemetry,
     ) -> None:
         self._fleet = fleet
         self._placer = placer
-        self._store = store
+        self._stores = stores
         self._ledger = ledger
         self._metrics = metrics
         self._telemetry = telemetry
@@ -119,7 +119,7 @@ class Dispatch:
                 truncated_tokens=prompt.truncated_tokens,
             )
             answer = Answer(request.n, model.tokenizer, request.stop_strings, min_tokens=prompt.stops.min_tokens)
-            errand = Errand(self._placer, self._store, self._metrics, inner, prompt, answer, account, deadline)
+            errand = Errand(self._placer, self._stores, self._metrics, inner, prompt, answer, account, deadline)
             async with aclosing(self._answered(errand, answer, account, span)) as events:
                 async for event in events:
                     yield event

@@ -31,6 +31,9 @@ class KvStoreServiceStub:
 
     Every call but Attach and GetStatus names the incarnation that Attach returned; WORKER_LOST answers an older one.
     Calls take at most `max_keys` keys.
+
+    A lease is named by the caller that opens it, so that it can be released even when the answer was lost: by a call that
+    `opens` it, where it is not open yet.
     """
 
     def __init__(self, channel):
@@ -117,19 +120,24 @@ class KvStoreServiceServicer:
 
     Every call but Attach and GetStatus names the incarnation that Attach returned; WORKER_LOST answers an older one.
     Calls take at most `max_keys` keys.
+
+    A lease is named by the caller that opens it, so that it can be released even when the answer was lost: by a call that
+    `opens` it, where it is not open yet.
     """
 
     def Attach(self, request, context):
-        """Introduces a worker. The first one fixes the block format of the node; all later ones must have the same.
+        """Introduces a worker, or another host's node. The first worker fixes the block format of the node; all who come later
+        must have the same.
 
-        Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field.
+        Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field; UNAVAILABLE, to a node before the first worker came.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Lookup(self, request, context):
-        """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use.
+        """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use. With `anywhere`, also
+        those that the node could get from another host's, as far as the directory tells in time.
 
         Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
         """
@@ -180,8 +188,9 @@ class KvStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Acquire(self, request, context):
-        """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only are brought into the
-        arena first, within a time that the node bounds; those that take longer are left out.
+        """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only, or at the node of
+        another host, are brought into the arena first, within a time that the node bounds; those that take longer are left
+        out.
 
         Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
         """
@@ -338,6 +347,9 @@ class KvStoreService:
 
     Every call but Attach and GetStatus names the incarnation that Attach returned; WORKER_LOST answers an older one.
     Calls take at most `max_keys` keys.
+
+    A lease is named by the caller that opens it, so that it can be released even when the answer was lost: by a call that
+    `opens` it, where it is not open yet.
     """
 
     @staticmethod

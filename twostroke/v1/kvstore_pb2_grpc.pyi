@@ -32,6 +32,9 @@ class KvStoreServiceStub:
 
     Every call but Attach and GetStatus names the incarnation that Attach returned; WORKER_LOST answers an older one.
     Calls take at most `max_keys` keys.
+
+    A lease is named by the caller that opens it, so that it can be released even when the answer was lost: by a call that
+    `opens` it, where it is not open yet.
     """
 
     @_typing.overload
@@ -39,12 +42,14 @@ class KvStoreServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KvStoreServiceAsyncStub: ...
     Attach: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.AttachRequest, _kvstore_pb2.AttachResponse]
-    """Introduces a worker. The first one fixes the block format of the node; all later ones must have the same.
+    """Introduces a worker, or another host's node. The first worker fixes the block format of the node; all who come later
+    must have the same.
 
-    Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field.
+    Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field; UNAVAILABLE, to a node before the first worker came.
     """
     Lookup: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.LookupRequest, _kvstore_pb2.LookupResponse]
-    """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use.
+    """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use. With `anywhere`, also
+    those that the node could get from another host's, as far as the directory tells in time.
 
     Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
     """
@@ -75,8 +80,9 @@ class KvStoreServiceStub:
     Errors: INVALID_REQUEST; WORKER_LOST.
     """
     Acquire: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.AcquireRequest, _kvstore_pb2.AcquireResponse]
-    """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only are brought into the
-    arena first, within a time that the node bounds; those that take longer are left out.
+    """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only, or at the node of
+    another host, are brought into the arena first, within a time that the node bounds; those that take longer are left
+    out.
 
     Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
     """
@@ -119,16 +125,21 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
 
     Every call but Attach and GetStatus names the incarnation that Attach returned; WORKER_LOST answers an older one.
     Calls take at most `max_keys` keys.
+
+    A lease is named by the caller that opens it, so that it can be released even when the answer was lost: by a call that
+    `opens` it, where it is not open yet.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.AttachRequest, _kvstore_pb2.AttachResponse]  # type: ignore[assignment]
-    """Introduces a worker. The first one fixes the block format of the node; all later ones must have the same.
+    """Introduces a worker, or another host's node. The first worker fixes the block format of the node; all who come later
+    must have the same.
 
-    Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field.
+    Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field; UNAVAILABLE, to a node before the first worker came.
     """
     Lookup: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.LookupRequest, _kvstore_pb2.LookupResponse]  # type: ignore[assignment]
-    """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use.
+    """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use. With `anywhere`, also
+    those that the node could get from another host's, as far as the directory tells in time.
 
     Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
     """
@@ -159,8 +170,9 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     Errors: INVALID_REQUEST; WORKER_LOST.
     """
     Acquire: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.AcquireRequest, _kvstore_pb2.AcquireResponse]  # type: ignore[assignment]
-    """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only are brought into the
-    arena first, within a time that the node bounds; those that take longer are left out.
+    """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only, or at the node of
+    another host, are brought into the arena first, within a time that the node bounds; those that take longer are left
+    out.
 
     Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
     """
@@ -202,6 +214,9 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Every call but Attach and GetStatus names the incarnation that Attach returned; WORKER_LOST answers an older one.
     Calls take at most `max_keys` keys.
+
+    A lease is named by the caller that opens it, so that it can be released even when the answer was lost: by a call that
+    `opens` it, where it is not open yet.
     """
 
     @_abc_1.abstractmethod
@@ -210,9 +225,10 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.AttachRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.AttachResponse, _abc.Awaitable[_kvstore_pb2.AttachResponse]]:
-        """Introduces a worker. The first one fixes the block format of the node; all later ones must have the same.
+        """Introduces a worker, or another host's node. The first worker fixes the block format of the node; all who come later
+        must have the same.
 
-        Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field.
+        Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field; UNAVAILABLE, to a node before the first worker came.
         """
 
     @_abc_1.abstractmethod
@@ -221,7 +237,8 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.LookupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.LookupResponse, _abc.Awaitable[_kvstore_pb2.LookupResponse]]:
-        """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use.
+        """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use. With `anywhere`, also
+        those that the node could get from another host's, as far as the directory tells in time.
 
         Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
         """
@@ -282,8 +299,9 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.AcquireRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.AcquireResponse, _abc.Awaitable[_kvstore_pb2.AcquireResponse]]:
-        """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only are brought into the
-        arena first, within a time that the node bounds; those that take longer are left out.
+        """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only, or at the node of
+        another host, are brought into the arena first, within a time that the node bounds; those that take longer are left
+        out.
 
         Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
         """

@@ -16,6 +16,8 @@ from twostroke.kv.transport import Tenancy
 from twostroke.rpc.deadline import remaining
 from twostroke.v1 import kvstore_pb2 as pb
 
+ACQUIRE_SECONDS = 5.0  # the node may bring blocks from its disk, and from other hosts' nodes: 1 and 2 s at most
+
 
 @dataclass(frozen=True, slots=True)
 class StoreCalls:
@@ -26,7 +28,6 @@ class StoreCalls:
 
     client: KvStoreClient
     node: Attachment
-    lease_seconds: float
 
     async def reserve(
         self, tenancy: Tenancy, keys: Sequence[bytes], deadline: float | None
@@ -36,14 +37,15 @@ class StoreCalls:
             request = pb.ReserveRequest(
                 incarnation=self.node.incarnation,
                 writer_id=self.node.writer_id,
-                lease_id=tenancy.lease_id,
-                lease_duration=wire.duration_pb(self.lease_seconds),
+                lease_id=tenancy.lease.id,
+                lease_duration=wire.duration_pb(tenancy.lease.seconds),
+                opens=not tenancy.lease.opened,
                 keys=keys,
                 namespace=tenancy.terms.namespace,
                 transient=tenancy.terms.transient,
             )
             response = await self.client.stub.Reserve(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
-        tenancy.lease = messages.lease(response.lease_id, response.lease_duration, self.node.incarnation)
+        tenancy.lease = messages.granted(tenancy.lease, response.lease_duration, self.node)
         reserved, held = messages.reservations(response.reserved), messages.block_slots(response.held)
         self._require_asked(keys, [*(each.key for each in reserved), *(each.block.key for each in held)])
         return reserved, held
@@ -54,7 +56,7 @@ class StoreCalls:
         """Publish blocks; answers the keys that are held and leased now."""
         with self.client.calls_to(self.node, tenancy.lease):
             request = pb.CommitRequest(
-                incarnation=self.node.incarnation, lease_id=tenancy.lease_id, blocks=messages.written_blocks_pb(blocks)
+                incarnation=self.node.incarnation, lease_id=tenancy.lease.id, blocks=messages.written_blocks_pb(blocks)
             )
             response = await self.client.stub.Commit(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
         return frozenset(response.committed)
@@ -68,17 +70,19 @@ class StoreCalls:
             await self.client.stub.Abandon(request, timeout=CALL_SECONDS)
 
     async def acquire(self, tenancy: Tenancy, keys: Sequence[bytes], deadline: float | None) -> Sequence[BlockSlot]:
-        """Lease the longest held prefix; answers where the blocks lie."""
-        with self.client.calls_to(self.node, tenancy.lease):
+        """Lease the longest prefix that is held or can be brought in; answers where the blocks lie."""
+        with self.client.calls_to(self.node, tenancy.lease, ACQUIRE_SECONDS):
             request = pb.AcquireRequest(
                 incarnation=self.node.incarnation,
-                lease_id=tenancy.lease_id,
-                lease_duration=wire.duration_pb(self.lease_seconds),
+                lease_id=tenancy.lease.id,
+                lease_duration=wire.duration_pb(tenancy.lease.seconds),
+                opens=not tenancy.lease.opened,
                 keys=keys,
                 namespace=tenancy.terms.namespace,
+                source=wire.lease_pb(tenancy.source) if tenancy.source else None,
             )
-            response = await self.client.stub.Acquire(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
-        tenancy.lease = messages.lease(response.lease_id, response.lease_duration, self.node.incarnation)
+            response = await self.client.stub.Acquire(request, timeout=remaining(deadline, at_most=ACQUIRE_SECONDS))
+        tenancy.lease = messages.granted(tenancy.lease, response.lease_duration, self.node)
         places = messages.block_slots(response.blocks)
         self._require_asked(keys, [place.block.key for place in places])
         return places

@@ -15,17 +15,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from twostroke.errors import Overloaded, TwostrokeError, Unavailable, WorkerLost
-from twostroke.kv.refs import BlockSlot, Lease
+from twostroke.kv.refs import BlockSlot, Lease, Offer
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A way in which a source gives blocks away. Only transports of the kind can read the address."""
-
-    kind: str
-    address: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +96,7 @@ class Peers:
         most: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.moved: Counter[str] = Counter()  # blocks that came, by kind of offer
         self._openers = openers
         self._pause_seconds = pause_seconds
         self._most = most
@@ -132,6 +125,7 @@ class Peers:
         for offer in self.pick(offers):
             pulled = await self._read(offer, grant, blocks[len(whole) :], into[len(whole) :], deadline)
             whole += pulled.blocks
+            self.moved[offer.kind] += len(pulled.blocks)
             if pulled.error is None or not _is_trouble(pulled.error):
                 return Pulled(whole, pulled.error)
             failure = pulled.error
