@@ -104,6 +104,7 @@ def test_the_locks_of_writers_that_were_killed_do_not_pile_up_and_those_of_the_l
     settings = StoreSettings(arena_bytes=SIZE, arena_directory=tmp_path)
     with open_arena(tmp_path, "ab12", SIZE) as arena, open_arena(tmp_path, "other", SIZE) as other:
         node = Node(arena, settings)
+        node.address = "127.0.0.1:1"  # it is not asked under it
         with (
             closing(LockedFile(writer_lock_path(arena.path, "alive"))),
             closing(LockedFile(writer_lock_path(other.path, "alive"))),
