@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -17,6 +18,7 @@ from twostroke.rpc.deadline import remaining
 from twostroke.telemetry import Span
 from twostroke.types import CachedTokens
 from twostroke.worker.loading import Prefix, load_prefix
+from twostroke.worker.patience import Patience
 from twostroke.worker.pulse import with_pulse
 from twostroke.worker.worker import Worker
 
@@ -97,6 +99,7 @@ class Publication:
         self._handed_over = False
         self._terms = terms
         self._deadline = deadline
+        self._patience = Patience(deadline, asyncio.get_running_loop().time)  # for all writes together
         self._owed: list[FilledBlock] = []  # lent by the engine, to be given back
         self._refs: list[BlockRef] = []  # in prompt order, without a gap
         self._computed = 0
@@ -132,25 +135,26 @@ class Publication:
         Whoever reserved a block first writes it. Others wait, then lease it; or write it, where that came to nothing.
         """
         try:
-            await self._others_ended(blocks)
-            missing = await self._write_once(blocks)
-            if missing and await self._others_ended(missing):
-                missing = await self._write_once(missing)
+            with self._patience.waiting() as soon:
+                await self._others_ended(blocks, soon)
+                missing = await self._write_once(blocks, soon)
+                if missing and await self._others_ended(missing, soon):
+                    missing = await self._write_once(missing, soon)
         except TwostrokeError as error:
             log.warning("publishing failed; the ticket will name fewer blocks", extra={"reason": error.reason})
             return False
         return not missing
 
-    async def _others_ended(self, blocks: Sequence[FilledBlock]) -> bool:
+    async def _others_ended(self, blocks: Sequence[FilledBlock], deadline: float | None) -> bool:
         """Wait briefly for who is writing some of these blocks; answers whether somebody was, and has ended."""
-        seconds = remaining(self._deadline, at_most=WRITER_SECONDS)
+        seconds = remaining(deadline, at_most=WRITER_SECONDS)
         return await self._worker.writes.ended([block.key for block in blocks], at_most=seconds)
 
-    async def _write_once(self, blocks: Sequence[FilledBlock]) -> Sequence[FilledBlock]:
+    async def _write_once(self, blocks: Sequence[FilledBlock], deadline: float | None) -> Sequence[FilledBlock]:
         """Note the blocks that are stored and leased now, up to the first that is not; answers the others."""
         named = [(block.key, block.tokens) for block in blocks]
         pages = [block.page for block in blocks]
-        writing = self._worker.store.write_blocks(self._lease, named, pages, self._terms, deadline=self._deadline)
+        writing = self._worker.store.write_blocks(self._lease, named, pages, self._terms, deadline=deadline)
         written = await self._worker.writes.begin([block.key for block in blocks], writing)
         self._lease = written.lease
         stored = {ref.key: ref for ref in written.refs}

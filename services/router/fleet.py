@@ -133,6 +133,7 @@ class Fleet:
             except Exception:  # a defect in one follower must not blind the router to its worker
                 log.exception("following a worker failed", extra={"worker": member.address})
             self._left(member)
+            await member.reconnect()
             await asyncio.sleep(RETRY_SECONDS)
 
     def _joined(self, member: Member, info: WorkerInfo) -> None:

@@ -54,10 +54,19 @@ class Member:
         self.last_chosen = 0
         self._silence_seconds = silence_seconds
         self._calls: set[grpc.aio.Call] = set()
-        self._channel = connect(address)
+        self._connect()
+
+    def _connect(self) -> None:
+        self._channel = connect(self.address)
         self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._prefill = prefill_pb2_grpc.PrefillServiceStub(self._channel)
         self._decode = decode_pb2_grpc.DecodeServiceStub(self._channel)
+
+    async def reconnect(self) -> None:
+        """Leave the connection, which may be lost without a word, for a new one; calls on it end."""
+        lost = self._channel
+        self._connect()
+        await lost.close()
 
     def forget(self) -> None:
         """What was said by an incarnation that is gone holds for no other; its calls end as WorkerLost."""

@@ -17,6 +17,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.support.processes import HERE, Place
+
 START_SECONDS = 10.0
 
 
@@ -38,20 +40,30 @@ class RedisServer:
 
     Args:
         folder: where it runs, and where its data would lie.
+        at: the host that it runs at.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, at: Place = HERE) -> None:
         self.port = _free_port()
         self.socket = folder / "redis.sock"
-        self.url = f"redis://127.0.0.1:{self.port}"
-        self.admin = redis.Redis(port=self.port, socket_timeout=START_SECONDS, retry=Retry(NoBackoff(), 0), protocol=2)
+        self.url = f"redis://{at.address}:{self.port}"
+        self.admin = redis.Redis(
+            host=at.address, port=self.port, socket_timeout=START_SECONDS, retry=Retry(NoBackoff(), 0), protocol=2
+        )
+        self._at = at
         self._binary = server_binary()
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *told: str, answering: bool = True) -> None:
         """Start it, and return when it listens, or when it answers."""
-        command = [str(self._binary), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        command = [*self._at.enter, str(self._binary), "--port", str(self.port), "--bind", self._at.address]
+        command += [
+            "--dir",
+            str(self._folder),
+            "--protected-mode",
+            "no",
+        ]  # which would answer this host's loopback only
         command += ["--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
         with (self._folder / "redis.log").open("ab") as output:
             self._process = subprocess.Popen([*command, *told], stdout=output, stderr=output)
@@ -101,9 +113,9 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(folder: Path) -> Iterator[RedisServer]:
+def redis_server(folder: Path, at: Place = HERE) -> Iterator[RedisServer]:
     """A server that is not yet started; on leaving it is ended, whatever was done to it."""
-    server = RedisServer(folder)
+    server = RedisServer(folder, at)
     try:
         yield server
     finally:

@@ -144,10 +144,7 @@ class KvStoreClient:
         anywhere: bool = False,
         deadline: float | None = None,
     ) -> int:
-        """How many leading keys the store holds, also those that only the lease sees.
-
-        Or can bring from other hosts' stores: `anywhere`. Raises TwostrokeError.
-        """
+        """How many leading keys the store holds, as the lease sees it, or can bring in. Raises TwostrokeError."""
         lease_id = lease.id if lease else ""  # of another node, or an earlier life of this one: adds nothing
 
         async def held(node: Attachment, part: Sequence[bytes]) -> int:

@@ -15,6 +15,7 @@ from twostroke.errors import TwostrokeError
 from twostroke.kv.blocks import Loaded
 from twostroke.kv.refs import Lease, Terms
 from twostroke.rpc.deadline import remaining
+from twostroke.worker.patience import Patience
 from twostroke.worker.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -61,10 +62,22 @@ async def load_prefix(
         lease: joined by every block that this order reads, and its transient blocks are seen; opened when something is
             read, where it is not open yet. One at another host's node is where our node gets blocks that it lacks.
         terms: of the request, as the store takes them.
-        deadline: seconds on the loop's clock.
+        deadline: of the request, on the loop's clock; loading leaves most of the time until then.
 
     A store in trouble is a shorter prefix, never an error.
     """
+    with Patience(deadline, asyncio.get_running_loop().time).waiting() as soon:
+        return await _loaded_prefix(worker, keys, tokens, lease, terms, soon)
+
+
+async def _loaded_prefix(
+    worker: Worker,
+    keys: Sequence[bytes],
+    tokens: Sequence[int],
+    lease: Lease,
+    terms: Terms,
+    deadline: float | None,
+) -> Prefix:
     prefix = Prefix(local=await worker.engine.cached_blocks(keys), lease=lease)
     for _ in range(LOOKS):
         here = prefix.blocks

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 
 import numpy as np
 import xxhash
 
 from twostroke import wire
+from twostroke.errors import TwostrokeError
 from twostroke.kv import messages
 from twostroke.kv.messages import PIECE_BYTES
-from twostroke.kv.refs import BlockRef
+from twostroke.kv.refs import BlockRef, BlockSlot
 from twostroke.kv.transport import Tenancy
 from twostroke.kv.transport.calls import StoreCalls
 from twostroke.kv.transport.pages import Pages, Row
 from twostroke.rpc.deadline import remaining
 from twostroke.v1 import kvstore_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 STREAM_SECONDS = 60.0
 _BLOCKS_AT_ONCE = 8  # copied in one go between pages and messages, off the loop
@@ -77,31 +82,47 @@ class StreamTransport:
         return pieces
 
     async def read(self, tenancy: Tenancy, keys: Sequence[bytes], pages: Sequence[int], deadline: float | None) -> int:
-        """See BlockTransport. A block with a wrong checksum is a miss, and so is all after it."""
+        """See BlockTransport. A block with a wrong checksum is a miss, and so is all after it.
+
+        Blocks that came whole before the stream failed are read.
+        """
         places = await self._calls.acquire(tenancy, keys, deadline)
         if not places:
             return 0
-        ready: list[Row] = []  # blocks that came whole
-        stored, block, filled = 0, self._empty(), 0
+        stored, ready = 0, list[Row]()
+        try:
+            async with aclosing(self._whole_blocks(tenancy, places, deadline)) as blocks:
+                async for block in blocks:
+                    ready.append(block)
+                    if len(ready) == _BLOCKS_AT_ONCE:
+                        stored, ready = stored + await self._store(pages[stored:], ready), []
+        except TwostrokeError as error:
+            if not stored + len(ready):
+                raise
+            log.warning("a read ended early", extra={"reason": error.reason, "blocks": stored + len(ready)})
+        return stored + await self._store(pages[stored:], ready)
+
+    async def _whole_blocks(
+        self, tenancy: Tenancy, places: Sequence[BlockSlot], deadline: float | None
+    ) -> AsyncGenerator[Row, None]:
+        """Yield the blocks that come whole, up to the first that does not. Raises TwostrokeError."""
+        index, block, filled = 0, self._empty(), 0
         with self._calls.client.calls_to(self._calls.node, tenancy.lease):
             keys = [place.block.key for place in places]
             request = pb.ReadRequest(incarnation=self._calls.node.incarnation, lease_id=tenancy.lease.id, keys=keys)
             call = self._calls.client.stub.Read(request, timeout=remaining(deadline, at_most=STREAM_SECONDS))
             async for piece in call:
-                whole = stored + len(ready)
                 data = np.frombuffer(piece.data, dtype=np.uint8)
-                if piece.index != whole or whole == len(places) or filled + data.size > block.size:
+                if piece.index != index or index == len(places) or filled + data.size > block.size:
                     break
                 block[filled : filled + data.size] = data
                 filled += data.size
                 if piece.HasField("checksum"):
                     if filled != block.size or piece.checksum != xxhash.xxh3_64_intdigest(block.data):
                         break
-                    ready, block, filled = [*ready, block], self._empty(), 0
-                    if len(ready) == _BLOCKS_AT_ONCE:
-                        stored, ready = stored + await self._store(pages[stored:], ready), []
+                    yield block
+                    index, block, filled = index + 1, self._empty(), 0
             call.cancel()
-        return stored + await self._store(pages[stored:], ready)
 
     def _empty(self) -> Row:
         return np.empty(self._pages.block_bytes, dtype=np.uint8)
