@@ -171,24 +171,7 @@ class Processes:
     async def settled(self) -> None:
         """Return once no worker has anything to do or hold, and the store leases nothing. Fails when that stays so."""
         await asyncio.gather(*(idle(worker) for worker in (*self.prefill, *self.decode)))
-<<<<<<< HEAD
-        channel, status = connect(self.kvstore.address), kvstore_pb2.GetStoreStatusResponse()
-        try:
-            store = kvstore_pb2_grpc.KvStoreServiceStub(channel)
-            async with asyncio.timeout(SETTLE_SECONDS):
-                while True:
-                    status = await store.GetStatus(kvstore_pb2.GetStoreStatusRequest(), timeout=SETTLE_SECONDS)
-                    if not (status.leases or status.leased_blocks or status.reserved or status.quarantined):
-                        assert status.free + status.committed == status.slots, f"the store has lost slots:\n{status}"
-                        return
-                    await asyncio.sleep(0.005)  # leases end by time: there is no event to wait for
-        except TimeoutError:
-            raise AssertionError(f"the store still holds:\n{status}") from None
-        finally:
-            await channel.close()
-=======
         await released(self.kvstore)
->>>>>>> f366de2b3c73c4ffabefd6aa0774dbe8feb8e89f
 
     def assert_calm(self) -> None:
         """Everybody lives, and nobody logged a defect."""
@@ -280,6 +263,7 @@ async def released(kvstore: Service) -> None:
             while True:
                 status = await store.GetStatus(kvstore_pb2.GetStoreStatusRequest(), timeout=SETTLE_SECONDS)
                 if not (status.leases or status.leased_blocks or status.reserved or status.quarantined):
+                    assert status.free + status.committed == status.slots, f"the store has lost slots:\n{status}"
                     return
                 await asyncio.sleep(0.005)  # leases end by time: there is no event to wait for
     except TimeoutError:
