@@ -15,8 +15,9 @@ import pytest_asyncio
 
 from tests.support.alone import Alone, Told
 from tests.support.cluster import tiny_model
-from tests.support.processes import Processes, Service, at_work, running
+from tests.support.processes import Processes, Service, running
 from tests.support.routed import Answering, Question, Routed
+from tests.support.watched import at_work
 from twostroke.errors import DeadlineExceeded, Unavailable
 from twostroke.types import FinishReason, SamplingParams, StopConditions
 

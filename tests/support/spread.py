@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.hosts import Network
-from tests.support.processes import SETTLE_SECONDS, Service, idle, released
+from tests.support.processes import Service
+from tests.support.watched import SETTLE_SECONDS, idle, released
 from twostroke.client import Client
 
 ARENA_BYTES = 64 << 20

@@ -15,10 +15,10 @@ import pytest_asyncio
 from tests.support.alone import Alone
 from tests.support.cluster import tiny_model
 from tests.support.hosts import Link, Network, network
-from tests.support.processes import at_work, first_at_work
 from tests.support.redis import RedisServer, redis_server
 from tests.support.routed import Answering, Question, Routed
 from tests.support.spread import Spread, spread
+from tests.support.watched import at_work, first_at_work
 from twostroke.client import Client
 from twostroke.errors import DeadlineExceeded, Unavailable
 from twostroke.types import SamplingParams, StopConditions

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.soak.kills import Kills
-from tests.support.processes import SETTLE_SECONDS, Processes, Service
+from tests.support.processes import Processes, Service
+from tests.support.watched import SETTLE_SECONDS
 
 GROWTH = 1.05  # most that the memory of a process may become, relative to its baseline
 SPARE_DESCRIPTORS = 2  # a connection that is being made anew
