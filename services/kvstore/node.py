@@ -98,6 +98,7 @@ class Node:
         elif follows:
             raise Unavailable("no worker has come yet")
         blocks = self._blocks or self._cut_for(kv_format)
+        self._arena.forget_ended_writers()  # where one comes, another may have been killed
         return Attachment(
             incarnation=self.incarnation,
             writer_id=writer_id,

@@ -20,7 +20,7 @@ class DispatchSettings:
         10.0, help="without a report for so long a worker counts as lost; it reports four times a second"
     )
     request_seconds: float = setting(600.0, help="time limit of a gRPC request that has no deadline")
-    index_keys: int = setting(100_000, help="block keys whose place is remembered")
+    index_keys: int = setting(100_000, help="block keys whose place is remembered, at 200 bytes each")
     usage_log: Path | None = setting(None, help="file to which one JSON line a request is appended; unset logs it")
 
     def __post_init__(self) -> None:
