@@ -54,3 +54,23 @@ class WorkerLoad:
     evictable_pages: int = 0
     steps: int = 0
     draining: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """A worker as the router sees it; `info` is None while it cannot be reached."""
+
+    address: str
+    info: WorkerInfo | None
+    load: WorkerLoad
+    available: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A cluster as its router sees it."""
+
+    ready: bool
+    reason: str
+    workers: tuple[WorkerStatus, ...]
+    open_requests: int

@@ -13,10 +13,13 @@ from services.kvstore.spool import SpoolStats
 from services.kvstore.streams import Incoming, Piece, Seal, outgoing, receiving
 from twostroke.errors import InvalidRequest
 from twostroke.kv import messages
+from twostroke.kv.refs import BlockSlot, Lease
 from twostroke.rpc.interceptor import Context
 from twostroke.v1 import kvstore_pb2 as pb
 from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
 from twostroke.wire import check_keys, duration_pb, kv_format, kv_format_pb
+
+PROMOTE_LEASE_SECONDS = 10.0  # far over the time that a caller waits for a disk
 
 
 class KvStoreService(KvStoreServiceServicer):
@@ -79,11 +82,7 @@ class KvStoreService(KvStoreServiceServicer):
         """Lease the longest held prefix."""
         blocks = self._blocks(request.incarnation, request.keys)
         lease = blocks.lease(request.lease_id, messages.lease_seconds(request.lease_duration))
-        places = blocks.acquire(lease, request.keys)
-        if self._node.promotion and len(places) < len(request.keys):
-            namespace = messages.namespace(request.namespace)
-            await self._node.promotion.promote(lease, request.keys[len(places) :], namespace)
-            places = blocks.acquire(lease, request.keys)
+        places = await self._acquired(blocks, lease, request.keys, messages.namespace(request.namespace))
         return pb.AcquireResponse(
             lease_id=lease.id,
             lease_duration=duration_pb(lease.seconds),
@@ -107,13 +106,25 @@ class KvStoreService(KvStoreServiceServicer):
     async def Keep(self, request: pb.KeepRequest, context: Context) -> pb.KeepResponse:
         """Evict blocks last."""
         blocks = self._blocks(request.incarnation, request.keys)
-        keep_for = messages.duration_seconds(request.keep_for, "keep_for")
-        return pb.KeepResponse(kept=blocks.keep(messages.namespace(request.namespace), request.keys, keep_for))
+        seconds = min(messages.duration_seconds(request.keep_for, "keep_for"), self._node.max_keep_seconds)
+        kept = blocks.keep(messages.namespace(request.namespace), request.keys, seconds)
+        return pb.KeepResponse(kept=kept, keep_for=duration_pb(seconds))
 
     async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:
         """Evict blocks first."""
         blocks = self._blocks(request.incarnation, request.keys)
         return pb.ForgetResponse(forgotten=blocks.forget(messages.namespace(request.namespace), request.keys))
+
+    async def Promote(self, request: pb.PromoteRequest, context: Context) -> pb.PromoteResponse:
+        """Bring blocks into the arena."""
+        blocks = self._blocks(request.incarnation, request.keys)
+        namespace = messages.namespace(request.namespace)
+        lease = blocks.lease("", PROMOTE_LEASE_SECONDS)  # what is there already must not give way to the rest
+        try:
+            held = len(await self._acquired(blocks, lease, request.keys, namespace))
+        finally:
+            blocks.release([lease.id])
+        return pb.PromoteResponse(held=held)
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[pb.ReadResponse]:
         """Stream leased blocks."""
@@ -156,6 +167,16 @@ class KvStoreService(KvStoreServiceServicer):
         """The blocks of this life of the node, for a call with well-formed keys."""
         check_keys(keys, self._node.max_keys)
         return self._node.blocks(incarnation)
+
+    async def _acquired(
+        self, blocks: Blocks, lease: Lease, keys: Sequence[bytes], namespace: str
+    ) -> Sequence[BlockSlot]:
+        """Lease the longest prefix that is in the arena, or can be brought into it soon."""
+        places = blocks.acquire(lease, keys)
+        if self._node.promotion and len(places) < len(keys):
+            await self._node.promotion.promote(lease, keys[len(places) :], namespace)
+            places = blocks.acquire(lease, keys)
+        return places
 
     def _check_leases(self, lease_ids: Sequence[str]) -> None:
         if len(lease_ids) > self._node.max_keys:

@@ -95,7 +95,7 @@ tokens = st.builds(Token, uint32) | st.builds(
 )
 many_tokens = st.lists(tokens, max_size=4).map(tuple)
 caches = made(CachedTokens, local=uint32, store=uint32)
-usages = made(Usage, prompt_tokens=uint32, completion_tokens=uint32, cached=caches)
+usages = made(Usage, prompt_tokens=uint32, completion_tokens=uint32, cached=caches, kept_blocks=st.none() | uint32)
 formats = made(
     KvFormat,
     weights_digest=digests,
@@ -188,6 +188,7 @@ def generate_requests(draw: st.DrawFn) -> GenerateRequest:
         n=draw(st.integers(1, limits.MAX_CHOICES)),
         model=draw(names),
         continue_final_message=isinstance(prompt[0], Turn) and draw(st.booleans()),
+        keep_for=draw(st.none() | st.integers(1, 2**46).map(lambda count: count / 1e9)),
     )
 
 

@@ -94,6 +94,11 @@ class KvStoreServiceStub:
                 request_serializer=twostroke_dot_v1_dot_kvstore__pb2.ForgetRequest.SerializeToString,
                 response_deserializer=twostroke_dot_v1_dot_kvstore__pb2.ForgetResponse.FromString,
                 _registered_method=True)
+        self.Promote = channel.unary_unary(
+                '/twostroke.v1.KvStoreService/Promote',
+                request_serializer=twostroke_dot_v1_dot_kvstore__pb2.PromoteRequest.SerializeToString,
+                response_deserializer=twostroke_dot_v1_dot_kvstore__pb2.PromoteResponse.FromString,
+                _registered_method=True)
         self.Read = channel.unary_stream(
                 '/twostroke.v1.KvStoreService/Read',
                 request_serializer=twostroke_dot_v1_dot_kvstore__pb2.ReadRequest.SerializeToString,
@@ -223,6 +228,16 @@ class KvStoreServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Promote(self, request, context):
+        """Brings leading blocks of a namespace that are on disk only into the arena, within a time that the node bounds, as far
+        as there is room. To those that are there already it counts as a use. Pins nothing.
+
+        Errors: INVALID_REQUEST; OVERLOADED, no more leases; WORKER_LOST.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Read(self, request, context):
         """Streams the bytes of leased blocks, for readers that cannot map the arena: pieces of at most 1 MiB, in order, each
         block's last piece with its checksum. A block that is no longer held ends the stream early: a miss, not an error.
@@ -308,6 +323,11 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
                     servicer.Forget,
                     request_deserializer=twostroke_dot_v1_dot_kvstore__pb2.ForgetRequest.FromString,
                     response_serializer=twostroke_dot_v1_dot_kvstore__pb2.ForgetResponse.SerializeToString,
+            ),
+            'Promote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Promote,
+                    request_deserializer=twostroke_dot_v1_dot_kvstore__pb2.PromoteRequest.FromString,
+                    response_serializer=twostroke_dot_v1_dot_kvstore__pb2.PromoteResponse.SerializeToString,
             ),
             'Read': grpc.unary_stream_rpc_method_handler(
                     servicer.Read,
@@ -627,6 +647,33 @@ class KvStoreService:
             '/twostroke.v1.KvStoreService/Forget',
             twostroke_dot_v1_dot_kvstore__pb2.ForgetRequest.SerializeToString,
             twostroke_dot_v1_dot_kvstore__pb2.ForgetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Promote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.KvStoreService/Promote',
+            twostroke_dot_v1_dot_kvstore__pb2.PromoteRequest.SerializeToString,
+            twostroke_dot_v1_dot_kvstore__pb2.PromoteResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -96,6 +96,12 @@ class KvStoreServiceStub:
 
     Errors: INVALID_REQUEST; WORKER_LOST.
     """
+    Promote: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.PromoteRequest, _kvstore_pb2.PromoteResponse]
+    """Brings leading blocks of a namespace that are on disk only into the arena, within a time that the node bounds, as far
+    as there is room. To those that are there already it counts as a use. Pins nothing.
+
+    Errors: INVALID_REQUEST; OVERLOADED, no more leases; WORKER_LOST.
+    """
     Read: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.ReadResponse]
     """Streams the bytes of leased blocks, for readers that cannot map the arena: pieces of at most 1 MiB, in order, each
     block's last piece with its checksum. A block that is no longer held ends the stream early: a miss, not an error.
@@ -179,6 +185,12 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     are left alone.
 
     Errors: INVALID_REQUEST; WORKER_LOST.
+    """
+    Promote: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.PromoteRequest, _kvstore_pb2.PromoteResponse]  # type: ignore[assignment]
+    """Brings leading blocks of a namespace that are on disk only into the arena, within a time that the node bounds, as far
+    as there is room. To those that are there already it counts as a use. Pins nothing.
+
+    Errors: INVALID_REQUEST; OVERLOADED, no more leases; WORKER_LOST.
     """
     Read: _aio.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.ReadResponse]  # type: ignore[assignment]
     """Streams the bytes of leased blocks, for readers that cannot map the arena: pieces of at most 1 MiB, in order, each
@@ -326,6 +338,18 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         are left alone.
 
         Errors: INVALID_REQUEST; WORKER_LOST.
+        """
+
+    @_abc_1.abstractmethod
+    def Promote(
+        self,
+        request: _kvstore_pb2.PromoteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.PromoteResponse, _abc.Awaitable[_kvstore_pb2.PromoteResponse]]:
+        """Brings leading blocks of a namespace that are on disk only into the arena, within a time that the node bounds, as far
+        as there is room. To those that are there already it counts as a use. Pins nothing.
+
+        Errors: INVALID_REQUEST; OVERLOADED, no more leases; WORKER_LOST.
         """
 
     @_abc_1.abstractmethod

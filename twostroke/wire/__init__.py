@@ -22,7 +22,7 @@ from twostroke.wire.common import (
     usage,
     usage_pb,
 )
-from twostroke.wire.generate import event, event_pb, generate_request, generate_request_pb, new_request_id
+from twostroke.wire.generate import event, event_pb, generate_request, generate_request_pb, new_request_id, writing
 
 __all__ = [
     "cache_policy",
@@ -50,4 +50,5 @@ __all__ = [
     "token_pb",
     "usage",
     "usage_pb",
+    "writing",
 ]
