@@ -54,6 +54,7 @@ class WorkerLoad:
     evictable_pages: int = 0
     steps: int = 0
     draining: bool = False
+    store: str = ""  # address of its store node, as other hosts reach it; empty until it has found it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ class PrefillOrder:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     stops: StopConditions
+    lease_id: str  # of a lease that is not open yet
     choices: int = 1
 
 

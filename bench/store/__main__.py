@@ -37,7 +37,7 @@ from bench.store.ground import BLOCK_BYTES, BLOCKS, COUNTS, Ground, Move, spans
 from bench.store.others import Copy, Raw, Redis, RedisKeys, redis_binary, redis_command, until_answering
 from bench.store.ours import CALL_SECONDS, Client, Disk, Peer
 from twostroke.kv.blocks import TransportChoice
-from twostroke.kv.transport.peer import Offer
+from twostroke.kv.refs import Offer
 from twostroke.kv.transport.peer_streams import StreamPeer
 from twostroke.kv.transport.tcp import TcpTransport
 from twostroke.v1 import kvstore_pb2 as pb

@@ -16,6 +16,7 @@ from services.kvstore.blocks import Blocks
 from services.kvstore.node import Node
 from services.kvstore.settings import StoreSettings
 from twostroke.kv.messages import WrittenBlock
+from twostroke.kv.refs import Lease
 
 KEYS = 12_500  # 200,000 tokens
 SMALL = replace(KV_FORMAT, layers=1, kv_heads=1, head_dim=1)  # 64 bytes a block: bytes are of no account here
@@ -32,9 +33,10 @@ def holding(keys: list[bytes]) -> Iterator[Blocks]:
         open_arena(Path(folder), secrets.token_hex(8), settings.arena_bytes) as arena,
     ):
         node = Node(arena, settings)
+        node.address = "in this process"
         node.attach(SMALL, "")
         blocks = node.blocks(node.incarnation)
-        lease = blocks.lease("", settings.max_lease_seconds)
+        lease = blocks.lease(Lease.named(settings.max_lease_seconds).id, settings.max_lease_seconds, opens=True)
         for start in range(0, len(keys), KEYS_IN_A_CALL):
             reserved = blocks.reserve(lease, arena.incarnation, keys[start : start + KEYS_IN_A_CALL])
             written = [WrittenBlock(each.written(SMALL.block_tokens), 0) for each in reserved.slots]

@@ -79,7 +79,8 @@ async def serve(node_port: int, data_port: int, raw_port: int, bare_port: int, s
         node = Node(arena, settings)
         sender = Sender(node.blocks, proof.node_key(node.incarnation, secret), LEASE_SECONDS, LEASE_SECONDS)
         data = DataSettings(data_listen=f"127.0.0.1:{data_port}")
-        async with bare(bare_port, node), serving_data(data, sender), serving(server, KvStoreService(node)):
+        async with bare(bare_port, node), serving_data(data, sender), serving(server, KvStoreService(node)) as served:
+            node.address = served.address
             await told_to_stop(server)
         await node.close()
 

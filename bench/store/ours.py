@@ -64,12 +64,16 @@ class Client:
 
     async def granted(self, secret: bytes) -> tuple[Grant, tuple[BlockSlot, ...]]:
         """A lease on all that was put last, as a node of another host gets it, and where the blocks lie."""
-        node = await self.store.attached()
+        node, named = await self.store.attached(), Lease.named(LEASE_SECONDS)
         request = pb.AcquireRequest(
-            incarnation=node.incarnation, keys=self.keys, lease_duration=duration_pb(LEASE_SECONDS)
+            incarnation=node.incarnation,
+            keys=self.keys,
+            lease_id=named.id,
+            opens=True,
+            lease_duration=duration_pb(LEASE_SECONDS),
         )
         answer = await self.store.stub.Acquire(request, timeout=CALL_SECONDS)
-        lease = messages.lease(answer.lease_id, answer.lease_duration, node.incarnation)
+        lease = messages.granted(named, answer.lease_duration, node)
         key = proof.node_key(node.incarnation, secret)
         signed = proof.sign(key, incarnation=node.incarnation, lease_id=lease.id, namespace="bench")
         return Grant(lease, "bench", signed), messages.block_slots(answer.blocks)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
 from services.decode.publisher import Publisher
 from twostroke.engine.outputs import StepOutput
@@ -12,7 +11,7 @@ from twostroke.engine.sequence import EngineRequest
 from twostroke.errors import BlocksMissing
 from twostroke.handoff import Admitted, DecodeOrder, Written
 from twostroke.kv.keys import block_keys
-from twostroke.kv.refs import Lease
+from twostroke.kv.refs import Lease, Terms
 from twostroke.telemetry import Span
 from twostroke.types import RequestContext
 from twostroke.worker.loading import Prefix, load_prefix
@@ -34,10 +33,10 @@ class Admission:
     ) -> Prefix:
         """Load leading full blocks; answers what is in pages now, without a lease of its own."""
         sizes = [self._worker.kv_format.block_tokens] * len(keys)
-        prefix = await load_prefix(self._worker, keys, sizes, lease, self._worker.terms(context), deadline=deadline)
-        if lease is None and prefix.lease is not None:
-            self._worker.store.release(prefix.lease)
-        return replace(prefix, lease=lease)
+        terms = self._worker.terms(context)
+        if lease is not None:
+            return await load_prefix(self._worker, keys, sizes, lease, terms, deadline=deadline)
+        return await self._load_alone(keys, sizes, terms, deadline)
 
     async def run(self, order: DecodeOrder, deadline: float | None, span: Span) -> AsyncGenerator[Written, None]:
         """Yield the tokens of one choice. Leaving, for any reason, frees everything of the sequence.
@@ -67,9 +66,16 @@ class Admission:
         # Without a ticket the store may still hold most of it: an answer that another worker had begun.
         size = self._worker.kv_format.block_tokens
         keys = block_keys(self._worker.root(order.context), (*order.prompt, *order.emitted)[:-1], size)
-        prefix = await load_prefix(self._worker, keys, [size] * len(keys), None, terms, deadline=deadline)
-        if prefix.lease is not None:
-            self._worker.store.release(prefix.lease)  # the pages hold the blocks now
+        return await self._load_alone(keys, [size] * len(keys), terms, deadline)
+
+    async def _load_alone(
+        self, keys: Sequence[bytes], sizes: Sequence[int], terms: Terms, deadline: float | None
+    ) -> Prefix:
+        """Load blocks that no ticket keeps, under a lease of their own until the pages hold them."""
+        store = self._worker.store
+        prefix = await load_prefix(self._worker, keys, sizes, store.new_lease(), terms, deadline=deadline)
+        if prefix.local < len(keys):  # the store was asked, and may have opened the lease though no answer came
+            store.release(prefix.lease)
         return prefix
 
     async def _step(self, order: DecodeOrder, prefix: Prefix, span: Span) -> AsyncGenerator[Written, None]:

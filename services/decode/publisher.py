@@ -74,7 +74,6 @@ class Publisher:
             written = await self._worker.store.write_blocks(
                 None, named, [block.page for block in blocks], terms, deadline=deadline
             )
-            if written.lease is not None:
-                self._worker.store.release(written.lease)
+            self._worker.store.release(written.lease)
         except TwostrokeError as error:
             log.warning("publishing failed", extra={"reason": error.reason, "blocks": len(blocks)})

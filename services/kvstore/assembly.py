@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -30,11 +31,18 @@ async def assembled(settings: KvStoreSettings) -> AsyncIterator[tuple[Server, No
         watching.add_done_callback(_end_with)
         try:
             async with serving(settings.server, KvStoreService(node)) as server:
+                node.address = settings.data.advertise or reachable(server.address)
                 yield server, node
         finally:
             watching.cancel()
             await asyncio.wait({watching})
             await node.close()
+
+
+def reachable(address: str) -> str:
+    """An address that was bound, as other hosts reach it: one that stands for all interfaces by this host's name."""
+    host, _, port = address.rpartition(":")
+    return f"{socket.gethostname()}:{port}" if host.strip("[]") in ("0.0.0.0", "::") else address
 
 
 def _end_with(watching: asyncio.Task[None]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 
 from services.kvstore.arena import Arena
@@ -45,14 +44,13 @@ class Blocks:
         self._wake_at: float | None = None
         self._late: set[str] = set()  # writers with slots in quarantine
 
-    def lease(self, lease_id: str, seconds: float) -> Lease:
-        """Prolong a lease, or open one where no id is given. Raises NotFound, Overloaded."""
+    def lease(self, lease_id: str, seconds: float, *, opens: bool = False) -> Lease:
+        """Prolong a lease, or open it where it is not open. Raises NotFound, Overloaded."""
         now = self._advance()
-        if lease_id:
-            granted = self._store.prolong(lease_id, seconds, now)
-        else:
-            lease_id = secrets.token_hex(16)
+        if opens and not self._store.renew([lease_id], 0.0, now):
             granted = self._store.open_lease(lease_id, seconds, now)
+        else:
+            granted = self._store.prolong(lease_id, seconds, now)
         self._hasten()
         return Lease(id=lease_id, seconds=granted, incarnation=self.arena.incarnation)
 

@@ -18,9 +18,9 @@ from contextlib import asynccontextmanager
 from services.kvstore.sending import Sender
 from services.kvstore.settings import DataSettings
 from twostroke.errors import Unavailable
+from twostroke.kv.refs import Offer
 from twostroke.kv.transport import tcp
 from twostroke.kv.transport.frames import Code, Status
-from twostroke.kv.transport.peer import Offer
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from services.kvstore.blocks import Blocks
 from services.kvstore.promotion import Promotion
 from services.kvstore.settings import DiskSettings, StoreSettings
 from services.kvstore.spool import Spool, SpoolStats
-from twostroke.errors import InvalidRequest, WorkerLost
+from twostroke.errors import InvalidRequest, Unavailable, WorkerLost
 from twostroke.kv.format import ELEMENT_BYTES, KvFormat
 from twostroke.kv.layout import ArenaLayout, Attachment, has_total_store_order
 from twostroke.kv.limits import StoreLimits, StoreStats
@@ -42,6 +42,7 @@ class Node:
     ) -> None:
         self.format: KvFormat | None = None
         self.promotion: Promotion | None = None  # where there is a disk
+        self.address = ""  # host:port where other hosts reach the node, as soon as it is known
         self._arena = arena
         self._settings = settings
         self._disk = disk or DiskSettings()
@@ -76,7 +77,13 @@ class Node:
         return self.format.block_tokens if self.format else 0
 
     def attach(self, kv_format: KvFormat, writer_id: str) -> Attachment:
-        """Introduce a worker. Raises InvalidRequest; FormatMismatch, naming the field that differs from the node's."""
+        """Introduce a worker.
+
+        Raises: InvalidRequest; FormatMismatch, naming the field that differs from the node's; Unavailable, while the
+            node does not know its own address yet.
+        """
+        if not self.address:
+            raise Unavailable("the store is starting")
         if self.format is not None:
             self.format.require_equal(kv_format, who=writer_id or "the caller")
         blocks = self._blocks or self._cut_for(kv_format)
@@ -86,6 +93,7 @@ class Node:
             layout=blocks.layout,
             max_keys=self.max_keys,
             max_lease_seconds=self._settings.max_lease_seconds,
+            address=self.address,
         )
 
     def blocks(self, incarnation: str) -> Blocks:

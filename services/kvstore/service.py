@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
@@ -17,7 +18,7 @@ from twostroke.kv.refs import BlockSlot, Lease
 from twostroke.rpc.interceptor import Context
 from twostroke.v1 import kvstore_pb2 as pb
 from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
-from twostroke.wire import check_keys, duration_pb, kv_format, kv_format_pb
+from twostroke.wire import check_keys, check_lease_id, duration_pb, kv_format, kv_format_pb
 
 PROMOTE_LEASE_SECONDS = 10.0  # far over the time that a caller waits for a disk
 
@@ -56,10 +57,9 @@ class KvStoreService(KvStoreServiceServicer):
         writer = messages.writer_id(request.writer_id)
         blocks.require_writer(writer)
         terms = messages.terms(request)
-        lease = blocks.lease(request.lease_id, messages.lease_seconds(request.lease_duration))
+        lease = self._lease(blocks, request)
         reserved = blocks.reserve(lease, writer, request.keys, terms)
         return pb.ReserveResponse(
-            lease_id=lease.id,
             lease_duration=duration_pb(lease.seconds),
             reserved=messages.reservations_pb(reserved.slots),
             held=messages.block_slots_pb(reserved.held),
@@ -81,10 +81,9 @@ class KvStoreService(KvStoreServiceServicer):
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireResponse:
         """Lease the longest held prefix."""
         blocks = self._blocks(request.incarnation, request.keys)
-        lease = blocks.lease(request.lease_id, messages.lease_seconds(request.lease_duration))
+        lease = self._lease(blocks, request)
         places = await self._acquired(blocks, lease, request.keys, messages.namespace(request.namespace))
         return pb.AcquireResponse(
-            lease_id=lease.id,
             lease_duration=duration_pb(lease.seconds),
             blocks=messages.block_slots_pb(places),
         )
@@ -119,7 +118,8 @@ class KvStoreService(KvStoreServiceServicer):
         """Bring blocks into the arena."""
         blocks = self._blocks(request.incarnation, request.keys)
         namespace = messages.namespace(request.namespace)
-        lease = blocks.lease("", PROMOTE_LEASE_SECONDS)  # what is there already must not give way to the rest
+        # Under a lease, so that what is there already does not give way to the rest.
+        lease = blocks.lease(secrets.token_hex(16), PROMOTE_LEASE_SECONDS, opens=True)
         try:
             held = len(await self._acquired(blocks, lease, request.keys, namespace))
         finally:
@@ -140,14 +140,13 @@ class KvStoreService(KvStoreServiceServicer):
         _require_deadline(context)
         first = await anext(requests, pb.WriteRequest())
         blocks = self._blocks(first.incarnation)
-        seconds = messages.lease_seconds(first.lease_duration)
-        with receiving(blocks, first.lease_id, seconds, messages.terms(first), self._node.max_keys) as incoming:
+        terms, lease = messages.terms(first), self._lease(blocks, first)
+        with receiving(blocks, lease, terms, self._node.max_keys, opened=first.opens) as incoming:
             self._take(incoming, first)
             async for request in requests:
                 self._take(incoming, request)
             incoming.end()
         return pb.WriteResponse(
-            lease_id=incoming.lease.id,
             lease_duration=duration_pb(incoming.lease.seconds),
             committed=[messages.block_ref_pb(each) for each in incoming.committed],
         )
@@ -167,6 +166,11 @@ class KvStoreService(KvStoreServiceServicer):
         """The blocks of this life of the node, for a call with well-formed keys."""
         check_keys(keys, self._node.max_keys)
         return self._node.blocks(incarnation)
+
+    def _lease(self, blocks: Blocks, request: pb.ReserveRequest | pb.AcquireRequest | pb.WriteRequest) -> Lease:
+        """The lease that a call works under."""
+        lease_id, seconds = check_lease_id(request.lease_id), messages.lease_seconds(request.lease_duration)
+        return blocks.lease(lease_id, seconds, opens=request.opens)
 
     async def _acquired(
         self, blocks: Blocks, lease: Lease, keys: Sequence[bytes], namespace: str

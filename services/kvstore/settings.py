@@ -93,8 +93,11 @@ class DiskSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSettings:
-    """The door through which other hosts' nodes read blocks."""
+    """Where other hosts find this node, and the door through which their nodes read blocks."""
 
+    advertise: str = setting(
+        "", help="host:port where other hosts reach this node; by default that of --listen, under this host's name"
+    )
     data_listen: str = setting("127.0.0.1:0", help="host:port where other hosts' nodes read blocks; port 0 picks one")
     data_advertise: str = setting("", help="host:port that other nodes are told, where it is not that of --data-listen")
     data_connections: int = setting(32, help="connections of other nodes that may be open at once")
@@ -102,7 +105,7 @@ class DataSettings:
     data_send_seconds: float = setting(5.0, help="how long another node may take to read a block")
 
     def __post_init__(self) -> None:
-        for name in ("data_listen", "data_advertise"):
+        for name in ("advertise", "data_listen", "data_advertise"):
             host, _, port = getattr(self, name).rpartition(":")
             if getattr(self, name) and not (host and port.isdigit() and int(port) <= 65_535):
                 raise InvalidSetting(name, getattr(self, name), "must be host:port")
@@ -121,3 +124,4 @@ class KvStoreSettings:
     telemetry: TelemetrySettings = dataclasses.field(default_factory=TelemetrySettings)
     store: StoreSettings = dataclasses.field(default_factory=StoreSettings)
     disk: DiskSettings = dataclasses.field(default_factory=DiskSettings)
+    data: DataSettings = dataclasses.field(default_factory=DataSettings)

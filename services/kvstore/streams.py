@@ -47,17 +47,14 @@ def outgoing(blocks: Blocks, lease_id: str, keys: Sequence[bytes]) -> Iterator[P
 
 
 @contextmanager
-def receiving(blocks: Blocks, lease_id: str, seconds: float, terms: Terms, max_blocks: int) -> Iterator[Incoming]:
-    """Take blocks under a lease; without an id it is opened here, and ended again when the stream fails.
-
-    Raises: NotFound, Overloaded.
-    """
-    incoming = Incoming(blocks, blocks.lease(lease_id, seconds), terms, max_blocks)
+def receiving(blocks: Blocks, lease: Lease, terms: Terms, max_blocks: int, *, opened: bool) -> Iterator[Incoming]:
+    """Take blocks under a lease; one that was opened for this ends again when the stream fails."""
+    incoming = Incoming(blocks, lease, terms, max_blocks)
     try:
         yield incoming
     except BaseException:
-        if not lease_id:  # nobody else knows its name
-            blocks.release([incoming.lease.id])
+        if opened:
+            blocks.release([lease.id])
         raise
     finally:
         incoming.close()

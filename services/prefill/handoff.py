@@ -40,7 +40,8 @@ class Handoff:
         keys = block_keys(root, order.prompt[:-1], worker.kv_format.block_tokens)
         sizes = [worker.kv_format.block_tokens] * len(keys)
         with span.child("twostroke.load", blocks=len(keys)) as loading:
-            prefix = await load_prefix(worker, keys, sizes, None, worker.terms(order.context), deadline=deadline)
+            lease = Lease(id=order.lease_id, seconds=worker.settings.lease_seconds)
+            prefix = await load_prefix(worker, keys, sizes, lease, worker.terms(order.context), deadline=deadline)
             loading.set(local_blocks=prefix.local, joined_blocks=prefix.joined, loaded_blocks=prefix.loaded)
         publication = Publication(worker, prefix.lease, worker.terms(order.context), deadline)
         try:
@@ -90,9 +91,10 @@ class Handoff:
 class Publication:
     """The blocks of one prompt on their way to the store, all under one lease."""
 
-    def __init__(self, worker: Worker, lease: Lease | None, terms: Terms, deadline: float | None) -> None:
+    def __init__(self, worker: Worker, lease: Lease, terms: Terms, deadline: float | None) -> None:
         self._worker = worker
         self._lease = lease
+        self._handed_over = False
         self._terms = terms
         self._deadline = deadline
         self._owed: list[FilledBlock] = []  # lent by the engine, to be given back
@@ -102,7 +104,7 @@ class Publication:
 
     def progress(self) -> Progress:
         """How far it is."""
-        return Progress(self._computed, len(self._refs), self._lease)
+        return Progress(self._computed, len(self._refs), self._lease if self._lease.opened else None)
 
     def owe(self, blocks: Sequence[FilledBlock]) -> None:
         """Take blocks over from the engine."""
@@ -158,7 +160,7 @@ class Publication:
 
     async def keep(self) -> None:
         """Prolong the lease while the prompt waits."""
-        if self._lease is None:
+        if not self._lease.opened:
             return
         try:
             await self._worker.store.renew(self._lease, deadline=self._deadline)
@@ -166,13 +168,12 @@ class Publication:
             log.warning("lease not renewed", extra={"reason": error.reason})
 
     def handed_over(self) -> None:
-        """Forget the lease: it is the receiver's."""
-        if self._refs:
-            self._lease = None
+        """Leave the lease to the receiver."""
+        self._handed_over = bool(self._refs)
 
     def handover(self) -> Handover:
         """What the receiver needs."""
-        if self._lease is None or not self._refs:
+        if not self._refs:
             return Handover(None)
         return Handover(
             Ticket(blocks=tuple(self._refs), lease=self._lease, format_digest=self._worker.kv_format.digest)
@@ -182,6 +183,5 @@ class Publication:
         """Give back what is still held."""
         self._worker.engine.release_pages([block.page for block in self._owed])
         self._owed = []
-        if self._lease is not None:
-            lease, self._lease = self._lease, None
-            self._worker.store.release(lease)
+        if not self._handed_over:
+            self._worker.store.release(self._lease)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from services.router.metrics import Metrics
 from services.router.prompt import Prompt
+from services.router.stores import Stores
 from twostroke.errors import Overloaded, TwostrokeError
 from twostroke.kv.advice import Kept, StoreAdvice
 from twostroke.kv.client import KvStoreClient
@@ -28,14 +29,13 @@ class Advisor:
     """Passes advice on, for the caller's namespace only: keys are made of it, and the store compares it as well.
 
     Args:
-        store: what is advised.
+        stores: all of which are advised.
         metrics: counts.
         calls: that one namespace may have open.
     """
 
-    def __init__(self, store: KvStoreClient, metrics: Metrics, calls: int) -> None:
-        self._store = store
-        self._advice = StoreAdvice(store)
+    def __init__(self, stores: Stores, metrics: Metrics, calls: int) -> None:
+        self._stores = stores
         self._metrics = metrics
         self._calls = calls
         self._open: Counter[str] = Counter()  # calls by namespace
@@ -56,27 +56,36 @@ class Advisor:
     async def advise(
         self, advice: Advice, namespace: str, keys: Sequence[bytes], seconds: float, deadline: float
     ) -> Kept | None:
-        """For how many blocks the advice was good, and for how long; None when the store did not take it."""
-        try:
+        """For how many blocks the advice was good, and for how long, at the node where it was good for most.
+
+        None when no node took it.
+        """
+
+        async def give(node: KvStoreClient) -> Kept:
+            store = StoreAdvice(node)
             match advice:
                 case Advice.KEEP:
-                    done = await self._advice.keep(namespace, keys, seconds, deadline=deadline)
+                    return await store.keep(namespace, keys, seconds, deadline=deadline)
                 case Advice.RELEASE:
-                    done = Kept(await self._advice.forget(namespace, keys, deadline=deadline), 0.0)
+                    return Kept(await store.forget(namespace, keys, deadline=deadline), 0.0)
                 case Advice.PREFETCH:
-                    done = Kept(await self._advice.promote(namespace, keys, deadline=deadline), 0.0)
+                    return Kept(await store.promote(namespace, keys, deadline=deadline), 0.0)
+
+        try:
+            done = max(await self._stores.answers(give), key=lambda kept: kept.blocks, default=None)
         except TwostrokeError as error:
             log.info("advice not taken", extra={"advice": advice.value, "reason": error.reason})
             self._metrics.advised(advice, error.reason.lower(), 0)
             return None
-        outcome = "none" if not done.blocks else "all" if done.blocks == len(keys) else "some"
-        self._metrics.advised(advice, outcome, done.blocks)
+        blocks = done.blocks if done else 0
+        outcome = "none" if not blocks else "all" if blocks == len(keys) else "some"
+        self._metrics.advised(advice, outcome, blocks)
         return done
 
     async def published(self, keys: Sequence[bytes], deadline: float) -> None:
-        """Wait briefly until the store has blocks that are on their way to it."""
+        """Wait briefly until the nodes have blocks that are on their way to them."""
         try:
-            await self._store.await_committed(keys, PUBLISH_SECONDS, deadline=deadline)
+            await self._stores.answers(lambda node: node.await_committed(keys, PUBLISH_SECONDS, deadline=deadline))
         except TwostrokeError as error:
             log.info("blocks not awaited", extra={"reason": error.reason})
 

@@ -19,7 +19,7 @@ from services.router.metrics import Metrics
 from services.router.placer import Placer
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
-from twostroke.kv.client import KvStoreClient
+from services.router.stores import Stores
 from twostroke.routing.index import PrefixIndex
 from twostroke.rpc.gate import Gate
 from twostroke.rpc.server import Server, serving, told_to_stop
@@ -48,11 +48,11 @@ async def assembled(settings: RouterSettings, spans: Telemetry) -> AsyncIterator
         async with (
             access(settings.api_keys) as known,
             Fleet.running(settings.prefill, settings.decode, told.worker_silence_seconds, index.forget) as fleet,
-            KvStoreClient.connect(settings.kvstore, lambda: fleet.kv_format) as store,
+            Stores.connected(lambda: fleet.kv_format, lambda: fleet.stores) as stores,
         ):
             placer = Placer(fleet, index, told.worker_wait_seconds)
-            advisor = Advisor(store, metrics, told.advice_calls)
-            dispatch = Dispatch(fleet, placer, store, advisor, ledger, metrics, spans)
+            advisor = Advisor(stores, metrics, told.advice_calls)
+            dispatch = Dispatch(fleet, placer, stores, advisor, ledger, metrics, spans)
             service = RouterService(dispatch, fleet, gate, known, told)
             async with (
                 serving(settings.server, service, gate=gate, guard=Guard(known), ready=False) as server,

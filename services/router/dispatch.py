@@ -18,9 +18,9 @@ from services.router.gateway.generator import ModelCard
 from services.router.metrics import Metrics
 from services.router.placer import Placer
 from services.router.prompt import Prompt, prepare
+from services.router.stores import Stores
 from twostroke.cluster import Role
 from twostroke.errors import DeadlineExceeded, Unavailable
-from twostroke.kv.client import KvStoreClient
 from twostroke.telemetry import Span, Telemetry, log_as
 from twostroke.types import Advice, Advised, ChoiceFinished, Delta, Event, GenerateRequest, Started, Usage
 
@@ -35,7 +35,7 @@ class Dispatch:
         self,
         fleet: Fleet,
         placer: Placer,
-        store: KvStoreClient,
+        stores: Stores,
         advisor: Advisor,
         ledger: Ledger,
         metrics: Metrics,
@@ -43,7 +43,7 @@ class Dispatch:
     ) -> None:
         self._fleet = fleet
         self._placer = placer
-        self._store = store
+        self._stores = stores
         self._advisor = advisor
         self._ledger = ledger
         self._metrics = metrics
@@ -121,7 +121,7 @@ class Dispatch:
             answer = Answer(request.n, model.tokenizer, request.stop_strings, min_tokens=prompt.stops.min_tokens)
             retention = Retention(self._advisor, inner, prompt)
             errand = Errand(
-                self._placer, self._store, self._metrics, inner, prompt, answer, account, retention, deadline
+                self._placer, self._stores, self._metrics, inner, prompt, answer, account, retention, deadline
             )
             async with aclosing(self._answered(errand, answer, account, span)) as events:
                 async for event in events:

@@ -15,11 +15,12 @@ from services.router.member import Member
 from services.router.metrics import Metrics
 from services.router.placer import Placer
 from services.router.prompt import Prompt
+from services.router.stores import Stores
 from services.router.tenure import Tenure
 from twostroke.cluster import Role
 from twostroke.errors import BlocksMissing, DeadlineExceeded, Overloaded, TwostrokeError, Unavailable
 from twostroke.handoff import Admitted, DecodeOrder, First, Handover, PrefillOrder, Progress, Ticket
-from twostroke.kv.client import KvStoreClient
+from twostroke.kv.refs import Lease
 from twostroke.routing.stages import Event
 from twostroke.telemetry import Span
 from twostroke.types import CachedTokens, FinishReason, GenerateRequest, RequestContext, Token
@@ -38,7 +39,7 @@ class Errand:
     def __init__(
         self,
         placer: Placer,
-        store: KvStoreClient,
+        stores: Stores,
         metrics: Metrics,
         request: GenerateRequest,
         prompt: Prompt,
@@ -48,7 +49,7 @@ class Errand:
         deadline: float | None,
     ) -> None:
         self._placer = placer
-        self._store = store
+        self._stores = stores
         self._metrics = metrics
         self._request = request
         self._prompt = prompt
@@ -80,7 +81,7 @@ class Errand:
     async def _run(self, span: Span) -> None:
         stored = await self._stored_blocks(span)
         decode = await self._placer.place(Role.DECODE, self._prompt, stored, self._avoid, span)
-        async with Tenure(self._store, self._handoffs.lease_ended) as tenure:
+        async with Tenure(self._stores, self._handoffs.lease_ended) as tenure:
             ticket = await self._prefill_somewhere(self._answer.choices, decode, stored, tenure, span)
             choices = self._answer.open
             if not choices:
@@ -97,7 +98,7 @@ class Errand:
         with span.child("twostroke.lookup", blocks=len(self._prompt.keys)) as looking:
             try:
                 soon = asyncio.get_running_loop().time() + LOOKUP_SECONDS
-                held = await self._store.lookup(self._prompt.keys, deadline=min(soon, self._deadline))
+                held = await self._stores.lookup(self._prompt.keys, min(soon, self._deadline))
             except TwostrokeError as error:
                 looking.set(reason=error.reason)
                 return 0
@@ -169,12 +170,14 @@ class Errand:
         *,
         again: bool,
     ) -> Ticket | None:
+        lease = replace(Lease.named(0), address=member.load.store)  # for how long is the worker's to say
         order = PrefillOrder(
             context=self._context(),
             prompt=self._prompt.ids,
             sampling=self._request.sampling,
             stops=self._prompt.stops,
             choices=self._request.n,
+            lease_id=lease.id,
         )
         handed: Ticket | None = None
         self._handoffs.note(Event.PREFILL_CALLED, *choices)
@@ -183,10 +186,10 @@ class Errand:
                 ahead: asyncio.Task[None] | None = None
                 async for event in events:
                     match event:
-                        case Progress(published=published, lease=lease) if lease is not None:
+                        case Progress(published=published, lease=leased) if leased is not None:
                             keys = self._prompt.keys[:published]
                             if keys and (ahead is None or ahead.done()):
-                                ahead = tasks.create_task(decode.prefetch(order, keys, lease, span))
+                                ahead = tasks.create_task(decode.prefetch(order, keys, leased, span))
                         case First() if not again:
                             self._take_first(event)
                         case Handover(ticket=handed):
@@ -195,8 +198,11 @@ class Errand:
                             if ahead is not None:
                                 ahead.cancel()  # decode loads the rest itself, under the ticket
                 # Read to the end: only then does the worker know that the lease has a new holder.
-        except BaseExceptionGroup as group:  # the task group wraps what its block raises; callers look at the kind
-            raise _first_cause(group) from None
+        except BaseException as error:
+            self._stores.release(lease)  # a ticket may be on its way to us: whoever leaves does not read it
+            if isinstance(error, BaseExceptionGroup):  # of the task group; callers look at the kind
+                raise _first_cause(error) from None
+            raise
         return handed
 
     def _take_first(self, first: First) -> None:

@@ -98,6 +98,12 @@ class Fleet:
         return None if self._model is None else self._model.kv_format
 
     @property
+    def stores(self) -> list[str]:
+        """Addresses of the store nodes that available workers use."""
+        used = dict.fromkeys(member.load.store for member in self.members if member.available)
+        return [address for address in used if address]
+
+    @property
     def readiness(self) -> str | None:
         """None when a request can be served, else why not."""
         if self._model is None:

@@ -39,7 +39,6 @@ class RouterSettings:
 
     prefill: tuple[str, ...] = setting(help="host:port of each prefill worker, comma-separated")
     decode: tuple[str, ...] = setting(help="host:port of each decode worker, comma-separated")
-    kvstore: str = setting(help="host:port of the KV block store")
     api_keys: Path | None = setting(None, help="file of API keys; without one every caller is the tenant `default`")
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Self
 
+from services.router.stores import Stores
 from twostroke.errors import NotFound, TwostrokeError
 from twostroke.handoff import Ticket
-from twostroke.kv.client import KvStoreClient
 from twostroke.kv.refs import Lease
 
 log = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ class Tenure:
     called when a lease turns out to have ended by itself.
     """
 
-    def __init__(self, store: KvStoreClient, on_ended: Callable[[], None]) -> None:
-        self._store = store
+    def __init__(self, stores: Stores, on_ended: Callable[[], None]) -> None:
+        self._stores = stores
         self._on_ended = on_ended
         self._expected: set[int] = set()
         self._over = asyncio.Event()
@@ -61,11 +61,11 @@ class Tenure:
                     await self._over.wait()
             except TimeoutError:
                 await self._renew(lease)
-        self._store.release(lease)
+        self._stores.release(lease)
 
     async def _renew(self, lease: Lease) -> None:
         try:
-            await self._store.renew(lease)
+            await self._stores.renew(lease)
         except TwostrokeError as error:
             log.warning("lease not renewed", extra={"reason": error.reason})
             if isinstance(error, NotFound):

@@ -174,10 +174,12 @@ callers = made(  # tenant, namespace and attempt are not a caller's to choose
 
 @st.composite
 def generate_requests(draw: st.DrawFn) -> GenerateRequest:
+    context = draw(callers)
+    keeps = context.cache_policy is not CachePolicy.BYPASS
     prompt = draw(names | prompts(uint32) | prompts(turns))
     most = draw(st.none() | st.integers(1, limits.MAX_TOKENS))
     return GenerateRequest(
-        context=draw(callers),
+        context=context,
         prompt=prompt,
         sampling=draw(samplings),
         max_tokens=most,
@@ -188,7 +190,7 @@ def generate_requests(draw: st.DrawFn) -> GenerateRequest:
         n=draw(st.integers(1, limits.MAX_CHOICES)),
         model=draw(names),
         continue_final_message=isinstance(prompt[0], Turn) and draw(st.booleans()),
-        keep_for=draw(st.none() | st.integers(1, 2**46).map(lambda count: count / 1e9)),
+        keep_for=draw(st.none() | st.integers(1, 2**46).map(lambda count: count / 1e9)) if keeps else None,
     )
 
 

@@ -43,7 +43,6 @@ async def router(keys: Path) -> AsyncIterator[Doors]:
     settings = RouterSettings(
         prefill=(NOWHERE,),
         decode=(NOWHERE,),
-        kvstore=NOWHERE,
         api_keys=keys,
         gateway=GatewaySettings(http_listen="127.0.0.1:0"),
         server=ServerSettings(drain_seconds=1.0),

@@ -18,7 +18,7 @@ from twostroke.cluster import Role
 from twostroke.errors import Unavailable
 from twostroke.handoff import DecodeOrder, Handover, PrefillOrder, Ticket, Written
 from twostroke.kv.blocks import TransportChoice
-from twostroke.kv.refs import ORDINARY
+from twostroke.kv.refs import ORDINARY, Lease
 from twostroke.kv.transport.pages import Row
 from twostroke.telemetry import Telemetry
 from twostroke.types import RequestContext, SamplingParams, StopConditions
@@ -82,7 +82,7 @@ def soon() -> float:
 
 async def ticket_of(prefill: Member, number: int) -> Ticket | None:
     context = RequestContext(request_id=f"request-{number}")
-    order = PrefillOrder(context=context, prompt=PROMPT, sampling=GREEDY, stops=STOPS)
+    order = PrefillOrder(context=context, prompt=PROMPT, sampling=GREEDY, stops=STOPS, lease_id=Lease.named(0).id)
     async with aclosing(prefill.prefill(order, soon(), SPAN)) as events:
         (ticket,) = [event.ticket async for event in events if isinstance(event, Handover)]
     return ticket
@@ -167,7 +167,7 @@ async def test_an_order_that_leaves_a_transfer_does_not_end_it_for_the_others(
 
         def load(count: int) -> asyncio.Task[Prefix]:
             return asyncio.create_task(
-                load_prefix(worker, keys[:count], tokens[:count], None, ORDINARY, deadline=soon())
+                load_prefix(worker, keys[:count], tokens[:count], worker.store.new_lease(), ORDINARY, deadline=soon())
             )
 
         first = load(100)
@@ -183,8 +183,7 @@ async def test_an_order_that_leaves_a_transfer_does_not_end_it_for_the_others(
         assert traffic.taken_in == BLOCKS
         assert await worker.engine.cached_blocks(keys) == BLOCKS
         for each in given:
-            if each.lease is not None:
-                worker.store.release(each.lease)
+            worker.store.release(each.lease)
         given_up(worker, [ticket])
 
 

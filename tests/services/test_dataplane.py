@@ -17,9 +17,9 @@ from services.kvstore.settings import DataSettings
 from tests.support.peers import LARGE, Source, asked, held, sourcing
 from tests.support.stores import WAIT_SECONDS, eventually
 from twostroke.errors import Unavailable
+from twostroke.kv.refs import Offer
 from twostroke.kv.transport import frames
 from twostroke.kv.transport.frames import Code, Status, Trailer
-from twostroke.kv.transport.peer import Offer
 from twostroke.settings import InvalidSetting
 
 

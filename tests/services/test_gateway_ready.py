@@ -57,7 +57,6 @@ async def test_nothing_looks_ready_until_both_kinds_of_worker_are_warm(tmp_path)
         router = RouterSettings(
             prefill=(prefill,),
             decode=(decode,),
-            kvstore=kvstore.address,
             server=SERVER,
             gateway=GatewaySettings(http_listen="127.0.0.1:0"),
         )

@@ -15,6 +15,7 @@ import pytest
 from services.kvstore.assembly import assembled
 from services.kvstore.settings import KvStoreSettings, StoreSettings
 from tests.support.storecalls import (
+    LEASE,
     SEAL,
     TEN,
     WRITER,
@@ -30,6 +31,7 @@ from twostroke.kv import messages
 from twostroke.kv.filelock import LockedFile
 from twostroke.kv.layout import writer_lock_path
 from twostroke.kv.messages import WrittenBlock
+from twostroke.kv.refs import Lease
 from twostroke.rpc.server import ServerSettings
 from twostroke.v1 import kvstore_pb2 as pb
 
@@ -112,8 +114,12 @@ async def test_keys_and_leases_are_checked_and_bounded(tmp_path: Path) -> None:
                 assert (await refusal(InvalidRequest, call)).field == "keys"
         many = caller.stub.Release(pb.ReleaseRequest(lease_ids=["a"] * 4, **named), timeout=5)
         assert (await refusal(InvalidRequest, many)).field == "lease_ids"
-        short = caller.stub.Acquire(pb.AcquireRequest(keys=keys(1), **named), timeout=5)
+        short = caller.stub.Acquire(pb.AcquireRequest(keys=keys(1), lease_id=LEASE, **named), timeout=5)
         assert (await refusal(InvalidRequest, short)).field == "lease_duration"
+        for name in ("", "a", "A" * 32, "0" * 31, "0" * 33):
+            unnamed = pb.AcquireRequest(keys=keys(1), lease_id=name, opens=True, lease_duration=TEN, **named)
+            refused = await refusal(InvalidRequest, caller.stub.Acquire(unnamed, timeout=5))
+            assert refused.field == "lease_id"
         assert caller.store.stats.leases == 0
 
 
@@ -128,8 +134,8 @@ async def test_a_writer_without_a_sign_of_life_gets_neither_slots_nor_a_lease(tm
 
 async def test_leases_are_bounded_and_the_refusal_says_when_to_come_back(tmp_path: Path) -> None:
     async with writing(tmp_path, max_leases=2) as caller:
-        await caller.reserve(1)
-        await caller.reserve(2)
+        caller.store.blocks.lease("1" * 32, 10.0, opens=True)
+        caller.store.blocks.lease("2" * 32, 10.0, opens=True)
         assert (await refusal(Overloaded, caller.reserve(3))).retry_after == 10.0
         caller.store.clock.now += 10.0
         await caller.reserve(3)
@@ -137,7 +143,8 @@ async def test_leases_are_bounded_and_the_refusal_says_when_to_come_back(tmp_pat
 
 async def test_a_lease_that_has_ended_is_not_found_by_anything_that_would_join_it(tmp_path: Path) -> None:
     async with writing(tmp_path) as caller:
-        lease = (await caller.reserve(1)).lease_id
+        await caller.reserve(1)
+        lease = LEASE
         caller.store.clock.now += 10.0
         named = {"incarnation": caller.incarnation, "lease_id": lease}
         for call in (
@@ -157,7 +164,7 @@ async def test_commit_needs_a_checksum_where_the_node_keeps_them_and_a_sound_tok
     async with writing(tmp_path, checksums=True) as caller:
         reserved = await caller.reserve(1)
         (place,) = messages.reservations(reserved.reserved)
-        named = {"incarnation": caller.incarnation, "lease_id": reserved.lease_id}
+        named = {"incarnation": caller.incarnation, "lease_id": LEASE}
         for tokens, checksum, field in ((16, None, "checksum"), (0, 1, "tokens"), (17, 1, "tokens")):
             blocks = messages.written_blocks_pb([WrittenBlock(place.written(tokens), checksum)])
             call = caller.stub.Commit(pb.CommitRequest(blocks=blocks, **named), timeout=5)
@@ -175,10 +182,10 @@ async def test_what_is_due_ends_and_what_a_dead_writer_had_returns_without_any_c
         attached = node.attach(KV_FORMAT, WRITER)
         blocks = node.blocks(attached.incarnation)
         book = blocks._store  # read past `Blocks`, which would itself end what is due
-        blocks.lease("", 0.01)
+        blocks.lease(Lease.named(0.01).id, 0.01, opens=True)
         await eventually(lambda: book.stats().leases == 0)  # from here on nothing is due, until a call changes that
         with closing(LockedFile(writer_lock_path(attached.layout.path, WRITER))):
-            blocks.reserve(blocks.lease("", 60.0), WRITER, keys(1, 2))
+            blocks.reserve(blocks.lease(Lease.named(60.0).id, 60.0, opens=True), WRITER, keys(1, 2))
             await eventually(lambda: book.stats().quarantined == 2)
             await eventually(lambda: book.stats().leases == 0)
         await eventually(lambda: book.stats().free == attached.layout.slots)

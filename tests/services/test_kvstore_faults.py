@@ -27,6 +27,7 @@ from tests.support.stores import (
 from twostroke.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable, WorkerLost
 from twostroke.kv.blocks import BlockStoreClient, TransportChoice
 from twostroke.kv.client import KvStoreClient
+from twostroke.kv.refs import Lease
 from twostroke.kv.transport import Tenancy
 from twostroke.kv.transport.calls import StoreCalls
 from twostroke.kv.transport.pages import HostPages
@@ -43,13 +44,14 @@ import asyncio, sys
 import numpy as np
 from tests.support.stores import KV_FORMAT, keys, pages
 from twostroke.kv.blocks import BlockStoreClient
+from twostroke.kv.refs import Lease
 from twostroke.kv.transport import Tenancy
 from twostroke.kv.transport.calls import StoreCalls
 from twostroke.kv.transport.pages import HostPages
 
 async def main():
     async with BlockStoreClient.opened(sys.argv[1], KV_FORMAT, HostPages(pages(3))) as client:
-        await StoreCalls(client, await client.attached(), 60.0).reserve(Tenancy(None), keys(1, 2, 3), None)
+        await StoreCalls(client, await client.attached()).reserve(Tenancy(Lease.named(60.0)), keys(1, 2, 3), None)
         await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -76,7 +78,6 @@ async def test_a_cancelled_read_keeps_its_pages_until_its_copy_has_ended(tmp_pat
     rows = pages(2)
     async with serving_store(tmp_path) as store, worker(store, rows) as client:
         stored = await client.write_blocks(None, named(1), [0])
-        assert stored.lease is not None
         with copies_held(client) as go:
             reading = asyncio.create_task(client.read_blocks(None, keys(1), [1]))
             await eventually(lambda: store.stats.leases == 2)
@@ -111,7 +112,8 @@ async def test_a_transport_that_was_replaced_is_closed_behind_its_last_transfer(
 async def test_slots_whose_answer_was_lost_return_though_the_worker_lives_on(tmp_path: Path) -> None:
     async with serving_store(tmp_path) as store, worker(store, pages(2)) as client:
         node = await client.attached()
-        await StoreCalls(client, node, 10.0).reserve(Tenancy(None), keys(1, 2), None)  # nobody will ever commit these
+        # Nobody will ever commit these.
+        await StoreCalls(client, node).reserve(Tenancy(Lease.named(10.0)), keys(1, 2), None)
         store.clock.now += 30.0
         store.blocks.reclaim()
         assert store.stats.quarantined == 2
@@ -165,7 +167,6 @@ async def test_after_a_restart_old_leases_are_misses_and_the_worker_attaches_by_
                 await client.write_blocks(stored.lease, named(2), [0])
             async with serving_store(tmp_path, listen=first.address) as second:
                 await attached_again(client)
-                assert stored.lease is not None
                 for call in (client.read_blocks(stored.lease, keys(1), [1]), client.renew(stored.lease)):
                     with pytest.raises(NotFound):
                         await call
@@ -219,7 +220,6 @@ async def test_a_write_that_is_refused_after_its_copy_gives_its_slots_back(
 async def test_a_lease_that_was_given_survives_a_transfer_that_fails_under_it(tmp_path: Path) -> None:
     async with serving_store(tmp_path) as store, worker(store, pages(2)) as client:
         stored = await client.write_blocks(None, named(1), [0])
-        assert stored.lease is not None
         with pytest.raises(InvalidRequest):
             await client.write_blocks(stored.lease, named(2, tokens=17), [1])
         await client.renew(stored.lease)

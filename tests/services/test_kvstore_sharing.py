@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from services.kvstore.settings import StoreSettings
-from tests.support.storecalls import TEN, WRITER, refusal, whole, writing
+from tests.support.storecalls import LEASE, TEN, WRITER, refusal, whole, writing
 from tests.support.stores import KV_FORMAT, copies_held, eventually, keys, named, pages, serving_store, worker
 from twostroke import wire
 from twostroke.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable, WorkerLost
@@ -57,7 +57,6 @@ async def test_a_transient_block_is_read_under_its_lease_and_leaves_nothing(
         assert (await reader.read_blocks(stored.lease, keys(1, 2), [0, 1])).blocks == 2
         assert np.array_equal(theirs, mine)
         assert store.stats.transient == 2
-        assert stored.lease is not None
         writer.release(stored.lease)
         await writer.released()
         assert (store.stats.free, store.stats.namespaces) == (16, 0)
@@ -66,8 +65,9 @@ async def test_a_transient_block_is_read_under_its_lease_and_leaves_nothing(
 async def test_a_namespace_has_a_bounded_name_and_a_refusal_costs_nothing(tmp_path: Path) -> None:
     async with writing(tmp_path) as caller:
         name, mine = "x" * 129, {"incarnation": caller.incarnation}
-        reserve = pb.ReserveRequest(writer_id=WRITER, lease_duration=TEN, keys=keys(1), namespace=name, **mine)
-        first = pb.WriteRequest(lease_duration=TEN, namespace=name, **mine)
+        opened = {"lease_id": LEASE, "opens": True, "lease_duration": TEN}
+        reserve = pb.ReserveRequest(writer_id=WRITER, keys=keys(1), namespace=name, **opened, **mine)
+        first = pb.WriteRequest(namespace=name, **opened, **mine)
         for call in (
             caller.stub.Reserve(reserve, timeout=5),
             caller.stub.Write(iter([first, whole(1)]), timeout=5),
@@ -147,7 +147,6 @@ async def test_waiting_calls_are_bounded_and_end_with_the_node(tmp_path: Path) -
 async def test_advice_is_taken_and_counted(tmp_path: Path) -> None:
     async with serving_store(tmp_path, slots=16, max_keys=3) as store, worker(store, pages(16)) as client:
         stored = await client.write_blocks(None, named(*range(1, 7)), range(6))
-        assert stored.lease is not None
         client.release(stored.lease)
         await client.released()
         advice = StoreAdvice(client)
@@ -155,7 +154,6 @@ async def test_advice_is_taken_and_counted(tmp_path: Path) -> None:
         assert await advice.keep("another", keys(1, 2), 10.0) == Kept(0, 10.0)
         for name in range(20, 50):
             stored = await client.write_blocks(None, named(name), [0])
-            assert stored.lease is not None
             client.release(stored.lease)
         await client.released()
         assert await client.lookup(keys(1, 2, 3, 4)) == 4

@@ -10,6 +10,7 @@ import xxhash
 from services.kvstore.streams import outgoing
 from tests.support.storecalls import (
     BLOCK,
+    LEASE,
     SEAL,
     TEN,
     WIDE,
@@ -64,7 +65,9 @@ async def test_a_writer_that_leaves_inside_a_block_gives_its_slot_and_lease_back
     async with calling(tmp_path) as caller:
         await caller.attach()
         call = caller.stub.Write(timeout=5)
-        await call.write(pb.WriteRequest(incarnation=caller.incarnation, lease_duration=TEN))
+        await call.write(
+            pb.WriteRequest(incarnation=caller.incarnation, lease_id=LEASE, opens=True, lease_duration=TEN)
+        )
         await call.write(piece(BLOCK[:9], key=key(1)))
         await eventually(lambda: caller.store.stats.reserved == 1)
         call.cancel()
@@ -86,8 +89,8 @@ async def test_a_large_block_is_streamed_in_pieces_of_at_most_one_mebibyte(tmp_p
         cuts = [row[at : at + PIECE_BYTES] for at in range(0, len(row), PIECE_BYTES)]
         sent = [pb.WriteRequest(data=cut) for cut in cuts]
         sent[0].key, sent[-1].checksum, sent[-1].tokens = key(1), xxhash.xxh3_64_intdigest(row), 16
-        lease = (await caller.write(*sent)).lease_id
-        request = pb.ReadRequest(incarnation=caller.incarnation, lease_id=lease, keys=keys(1))
+        await caller.write(*sent)
+        request = pb.ReadRequest(incarnation=caller.incarnation, lease_id=LEASE, keys=keys(1))
         got = [each async for each in caller.stub.Read(request, timeout=5)]
         assert b"".join(each.data for each in got) == row
         assert max(len(each.data) for each in got) == PIECE_BYTES
@@ -100,8 +103,8 @@ async def test_a_stream_ends_with_the_lease_even_inside_a_block(tmp_path: Path) 
         row = pages(1, WIDE)[0].tobytes()
         first, last = pb.WriteRequest(key=key(1), data=row[:PIECE_BYTES]), pb.WriteRequest(data=row[PIECE_BYTES:])
         last.checksum, last.tokens = xxhash.xxh3_64_intdigest(row), 16
-        lease = (await caller.write(first, last)).lease_id
-        pieces = outgoing(caller.store.blocks, lease, keys(1))
+        await caller.write(first, last)
+        pieces = outgoing(caller.store.blocks, LEASE, keys(1))
         assert next(pieces).last is None
         caller.store.clock.now += 10.0
         assert list(pieces) == []

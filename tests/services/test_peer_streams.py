@@ -14,8 +14,8 @@ from tests.support.peers import Source, sourcing
 from tests.support.processes import Service
 from tests.support.storecalls import WIDE
 from twostroke.errors import DeadlineExceeded, NotFound, Unavailable, WorkerLost
-from twostroke.kv.refs import BlockRef, BlockSlot, Lease
-from twostroke.kv.transport.peer import Grant, Offer
+from twostroke.kv.refs import BlockRef, BlockSlot, Lease, Offer
+from twostroke.kv.transport.peer import Grant
 from twostroke.kv.transport.peer_streams import StreamPeer
 
 GRANT = Grant(Lease(id="l", seconds=10.0, incarnation="i"), "", bytes(32))

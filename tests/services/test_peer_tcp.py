@@ -20,9 +20,9 @@ from twostroke.errors import (
     Unavailable,
     WorkerLost,
 )
-from twostroke.kv.refs import BlockRef, BlockSlot, Lease
+from twostroke.kv.refs import BlockRef, BlockSlot, Lease, Offer
 from twostroke.kv.transport import frames
-from twostroke.kv.transport.peer import Grant, Offer
+from twostroke.kv.transport.peer import Grant
 from twostroke.kv.transport.tcp import TcpTransport
 
 

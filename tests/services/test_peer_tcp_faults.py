@@ -23,9 +23,9 @@ from tests.support.peers import NAMESPACE, block_ends, held, reading, relayed, s
 from tests.support.processes import ROOT
 from tests.support.stores import WAIT_SECONDS, eventually
 from twostroke.errors import Unavailable
-from twostroke.kv.refs import BlockRef, BlockSlot, Lease
+from twostroke.kv.refs import BlockRef, BlockSlot, Lease, Offer
 from twostroke.kv.transport.frames import Code, Status, Trailer
-from twostroke.kv.transport.peer import Grant, Offer
+from twostroke.kv.transport.peer import Grant
 
 SOURCE = """
 import asyncio, json, sys

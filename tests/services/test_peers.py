@@ -12,7 +12,8 @@ from tests.support.peers import Source, block_ends, relayed, sourcing
 from tests.support.stores import Clock, eventually
 from twostroke.errors import NotFound, Unavailable
 from twostroke.kv import messages
-from twostroke.kv.transport.peer import Offer, Peers, PeerTransport
+from twostroke.kv.refs import Offer
+from twostroke.kv.transport.peer import Peers, PeerTransport
 from twostroke.kv.transport.peer_streams import StreamPeer
 from twostroke.kv.transport.tcp import TcpLimits, TcpTransport
 

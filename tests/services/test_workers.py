@@ -45,6 +45,16 @@ SPAN = Telemetry(None).span("test")
 _numbers = count(1)
 
 
+def prefill_of(order: DecodeOrder) -> PrefillOrder:
+    return PrefillOrder(
+        context=order.context,
+        prompt=order.prompt,
+        sampling=order.sampling,
+        stops=order.stops,
+        lease_id=Lease.named(0).id,
+    )
+
+
 @dataclass
 class Pair:
     """A worker of each kind, and one engine that has seen nothing."""
@@ -67,7 +77,7 @@ class Pair:
         return tuple(block_keys(request_root(kv_format.digest, order.context), order.prompt, kv_format.block_tokens))
 
     async def prefilled(self, order: DecodeOrder) -> list[Progress | First | Handover]:
-        whole = PrefillOrder(context=order.context, prompt=order.prompt, sampling=order.sampling, stops=order.stops)
+        whole = prefill_of(order)
         async with aclosing(self.prefill.prefill(whole, soon(), SPAN)) as events:
             return [event async for event in events]
 
@@ -202,7 +212,7 @@ async def test_a_few_missing_blocks_are_computed_and_many_are_asked_for_again(pa
 async def test_blocks_are_loaded_ahead_once(pair: Pair) -> None:
     order = await pair.handed_over(pair.order(fresh_prompt(160)))
     assert order.ticket is not None
-    whole = PrefillOrder(context=order.context, prompt=order.prompt, sampling=GREEDY, stops=STOPS)
+    whole = prefill_of(order)
     for _ in range(2):
         await pair.decode.prefetch(whole, pair.keys(order), order.ticket.lease, Span(None))
         assert await pair.cluster.decode[0].engine.cached_blocks(pair.keys(order)) == 10

@@ -25,6 +25,7 @@ from tests.support.tiny_tokenizer import write_tiny_tokenizer
 from twostroke.client import Client
 from twostroke.engine.mode import KvMode, WeightMode
 from twostroke.kv.blocks import TransportChoice
+from twostroke.rpc.gate import Gate
 from twostroke.rpc.server import ServerSettings
 from twostroke.telemetry import Telemetry
 from twostroke.worker.worker import Worker
@@ -77,6 +78,7 @@ class Cluster:
     decode: list[Worker]
     doors: Doors
     client: Client
+    gates: list[Gate]  # of the prefill workers
 
     @property
     def workers(self) -> list[Worker]:
@@ -146,7 +148,6 @@ async def started(shape: Shape) -> AsyncIterator[Cluster]:
         router = RouterSettings(
             prefill=tuple(server.address for server, _ in prefill),
             decode=tuple(server.address for server, _ in decode),
-            kvstore=kvstore.address,
             api_keys=shape.api_keys,
             server=shape.server,
             gateway=GatewaySettings(http_listen="127.0.0.1:0"),
@@ -157,7 +158,16 @@ async def started(shape: Shape) -> AsyncIterator[Cluster]:
         async with asyncio.timeout(30):
             while doors.fleet.readiness is not None:
                 await doors.fleet.changed()
-        cluster = Cluster(shape, kvstore.address, node, [w for _, w in prefill], [w for _, w in decode], doors, client)
+        cluster = Cluster(
+            shape,
+            kvstore.address,
+            node,
+            [worker for _, worker in prefill],
+            [worker for _, worker in decode],
+            doors,
+            client,
+            [server.gate for server, _ in prefill],
+        )
         yield cluster
         await cluster.settled()
 

@@ -19,10 +19,10 @@ from tests.support.stores import KV_FORMAT, WAIT_SECONDS, Store, key, pages, ser
 from twostroke.kv import proof
 from twostroke.kv.format import KvFormat
 from twostroke.kv.messages import WrittenBlock
-from twostroke.kv.refs import BlockSlot
+from twostroke.kv.refs import BlockSlot, Lease, Offer
 from twostroke.kv.transport import frames
 from twostroke.kv.transport.frames import Names
-from twostroke.kv.transport.peer import Grant, Offer
+from twostroke.kv.transport.peer import Grant
 from twostroke.kv.transport.tcp import TcpLimits, TcpTransport
 
 LARGE = dataclasses.replace(KV_FORMAT, head_dim=1 << 16)  # 8 MiB a block: more than sockets buffer
@@ -49,7 +49,7 @@ class Source:
     def holding(self, *names: int, tokens: int = 16) -> tuple[Grant, list[BlockSlot]]:
         """Store blocks (`content`), unless they are, and lease them to a reader."""
         blocks, keys = self.store.blocks, [key(name) for name in names]
-        lease = blocks.lease("", 10.0)
+        lease = blocks.lease(Lease.named(10.0).id, 10.0, opens=True)
         content = dict(zip(keys, self.content(len(names)), strict=True))
         for each in blocks.reserve(lease, blocks.arena.incarnation, keys).slots:
             blocks.arena.write(blocks.layout, each.slot, 0, content[each.key])
@@ -71,7 +71,7 @@ class Source:
         blocks = self.store.blocks
         blocks.release([grant.lease.id])
         wanted = [key(name + each) for each in range(blocks.layout.slots)]
-        taken = blocks.reserve(blocks.lease("", 10.0), blocks.arena.incarnation, wanted)
+        taken = blocks.reserve(blocks.lease(Lease.named(10.0).id, 10.0, opens=True), blocks.arena.incarnation, wanted)
         assert len(taken.slots) == blocks.layout.slots
 
 

@@ -203,7 +203,7 @@ async def running(
             stack.push_async_callback(each.clear)
         await asyncio.gather(*(each.start() for each in (*prefill, *decode)))
         told = ("--usage-log", str(ledger), *router, *every)
-        both, lone = (_router(kvstore, prefill[:count], decode[:count], *told) for count in (2, 1))
+        both, lone = (_router(prefill[:count], decode[:count], *told) for count in (2, 1))
         clients = {}
         for each in (both, lone):
             stack.push_async_callback(each.clear)
@@ -216,12 +216,12 @@ async def running(
             assert await each.ended() == 0
 
 
-def _router(kvstore: Service, prefill: Sequence[Service], decode: Sequence[Service], *told: str) -> Service:
+def _router(prefill: Sequence[Service], decode: Sequence[Service], *told: str) -> Service:
     return Service(
         "router",
         *("--prefill", ",".join(each.address for each in prefill)),
         *("--decode", ",".join(each.address for each in decode)),
-        *("--kvstore", kvstore.address, "--http-listen", "127.0.0.1:0", *told),
+        *("--http-listen", "127.0.0.1:0", *told),
     )
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # a name of the stubs only
     from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceAsyncStub
 
 WRITER = "writer-1"
+LEASE = "0" * 32  # opened by every call that names none
 TEN = wire.duration_pb(10.0)
 BLOCK = pages(1)[0].tobytes()
 SEAL = xxhash.xxh3_64_intdigest(BLOCK)
@@ -45,12 +46,19 @@ class Caller:
 
     async def reserve(self, *names: int, writer: str = WRITER, lease_id: str = "") -> pb.ReserveResponse:
         request = pb.ReserveRequest(
-            incarnation=self.incarnation, writer_id=writer, lease_id=lease_id, lease_duration=TEN, keys=keys(*names)
+            incarnation=self.incarnation,
+            writer_id=writer,
+            lease_id=lease_id or LEASE,
+            opens=not lease_id,
+            lease_duration=TEN,
+            keys=keys(*names),
         )
         return await self.stub.Reserve(request, timeout=5)
 
     async def write(self, *pieces: pb.WriteRequest, lease_id: str = "") -> pb.WriteResponse:
-        first = pb.WriteRequest(incarnation=self.incarnation, lease_id=lease_id, lease_duration=TEN)
+        first = pb.WriteRequest(
+            incarnation=self.incarnation, lease_id=lease_id or LEASE, opens=not lease_id, lease_duration=TEN
+        )
         return await self.stub.Write(stream(first, *pieces), timeout=5)
 
 

@@ -100,6 +100,7 @@ async def serving_store(
     with open_arena(directory, secrets.token_hex(8), settings.arena_bytes) as arena:
         node = Node(arena, settings, disk, clock=clock)
         async with serving(ServerSettings(listen=listen, drain_seconds=1.0), KvStoreService(node)) as server:
+            node.address = server.address
             yield Store(server.address, node, directory, clock)
         await node.close()
 

@@ -11,17 +11,22 @@ from typing import Any
 import aiohttp
 import pytest
 
+from services.decode.assembly import assembled as decode_service
+from services.decode.settings import DecodeSettings
 from services.kvstore.settings import DiskSettings
+from services.prefill.assembly import assembled as prefill_service
+from services.prefill.settings import PrefillSettings
+from services.router.assembly import Doors
 from services.router.assembly import assembled as router_service
 from services.router.gateway.settings import GatewaySettings
 from services.router.settings import RouterSettings
 from tests.support.alone import Alone
 from tests.support.apikeys import tenant, write_keys
-from tests.support.cluster import Cluster, Shape, started, tiny_model
+from tests.support.cluster import SERVER, Cluster, Shape, started, tiny_model
 from tests.support.stores import eventually
 from twostroke.client import Client
-from twostroke.cluster import Role
 from twostroke.errors import ContextTooLong, InvalidRequest, NotFound
+from twostroke.telemetry import Telemetry
 from twostroke.types import Advised, CachePolicy
 
 PAGES, SLOTS = 24, 64
@@ -141,32 +146,34 @@ async def test_a_prompt_on_disk_is_brought_into_memory(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def without_store(cluster: Cluster) -> AsyncIterator[Client]:
-    """A router of the same workers that finds nobody where it looks for the store."""
-    workers = {role: tuple(each.address for each in cluster.doors.fleet.members if each.role is role) for role in Role}
-    settings = RouterSettings(
-        prefill=workers[Role.PREFILL],
-        decode=workers[Role.DECODE],
-        kvstore="127.0.0.1:1",
-        gateway=GatewaySettings(http_listen="127.0.0.1:0"),
-        server=cluster.shape.server,
-    )
-    async with router_service(settings, cluster.shape.spans) as doors, Client(doors.grpc) as client:
-        async with asyncio.timeout(30):
-            while doors.fleet.readiness is not None:
-                await doors.fleet.changed()
-        yield client
-        assert 'outcome="unavailable"' in doors.dispatch.render_metrics().decode()
+async def without_store(model: Path) -> AsyncIterator[tuple[Doors, Client]]:
+    """A router and workers that find nobody where they look for the store."""
+    told: dict[str, Any] = {"model": model, "kvstore": "127.0.0.1:1", "weights_cache": "off", "server": SERVER}
+    told |= {"kv_bytes": "16MiB", "tokens_per_step": 512, "max_running": 8}
+    spans = Telemetry(None)
+    async with (
+        prefill_service(PrefillSettings(**told), spans) as (prefill, _),
+        decode_service(DecodeSettings(**told), spans) as (decode, _),
+    ):
+        door = GatewaySettings(http_listen="127.0.0.1:0")
+        settings = RouterSettings(prefill=(prefill.address,), decode=(decode.address,), gateway=door, server=SERVER)
+        async with router_service(settings, spans) as doors, Client(doors.grpc) as client:
+            async with asyncio.timeout(30):
+                while doors.fleet.readiness is not None:
+                    await doors.fleet.changed()
+            yield doors, client
 
 
 async def test_a_store_that_is_away_is_nobodys_error(tmp_path: Path) -> None:
-    async with started(Shape(model=tiny_model(tmp_path / "model"))) as cluster, without_store(cluster) as client:
+    async with without_store(tiny_model(tmp_path / "model")) as (doors, client):
         cache = client.cache
         kept = await cache.keep(PROMPT, 5.0)
         assert kept == Advised(model=kept.model, prompt_tokens=100, prompt_blocks=6, blocks=0)
         assert [(await advice(PROMPT)).blocks for advice in (cache.release, cache.prefetch)] == [0, 0]
         answer = await client.complete(PROMPT, keep_for=5.0, **HOW)
         assert (len(answer.tokens), answer.usage.kept_blocks) == (12, 0)
+        told = doors.dispatch.render_metrics().decode()
+        assert 'twostroke_cache_advised_blocks_total{advice="keep"} 0.0' in told
 
 
 async def test_a_prompt_that_cannot_be_asked_is_refused_by_name(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -12,7 +12,10 @@ import aiohttp
 import pytest
 
 from tests.support.cluster import Cluster, Shape, started, tiny_model
+from twostroke.cluster import Role
 from twostroke.errors import DeadlineExceeded
+from twostroke.handoff import First, Handover, PrefillOrder, Progress
+from twostroke.telemetry import Span
 from twostroke.types import Delta, Started
 
 LONG = tuple(n % 250 for n in range(3_000))
@@ -53,6 +56,34 @@ async def test_leaving_at_the_first_token(cluster: Cluster) -> None:
                 break
     await assert_unaffected(cluster)
     assert cluster.decode[0].engine.load().steps < 1_000
+
+
+async def test_leaving_while_the_ticket_is_on_its_way(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    (member,) = cluster.doors.fleet.available(Role.PREFILL)
+    run, gate = member.prefill, cluster.gates[0]
+    handed_over = asyncio.Event()
+
+    async def unread(
+        order: PrefillOrder, deadline: float, span: Span
+    ) -> AsyncGenerator[Progress | First | Handover, None]:
+        before = gate.open_calls
+        async with aclosing(run(order, deadline, span)) as events:
+            async for event in events:
+                yield event
+                if isinstance(event, First):
+                    while gate.open_calls > before:  # the worker's part ends, with all its answers under way
+                        await asyncio.sleep(0)
+                    handed_over.set()
+                    await asyncio.Event().wait()
+
+    monkeypatch.setattr(member, "prefill", unread)
+    asking = asyncio.create_task(cluster.client.complete("hello there, ticket", max_tokens=50, ignore_eos=True))
+    await handed_over.wait()
+    assert cluster.node.stats().leases == 1
+    asking.cancel()
+    await asyncio.wait({asking})
+    monkeypatch.undo()
+    await assert_unaffected(cluster)
 
 
 async def test_leaving_during_decode(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ import pytest
 from services.router.assembly import assembled as router_service
 from services.router.gateway.settings import GatewaySettings
 from services.router.settings import RouterSettings
-from tests.support.cluster import SERVER, Shape, started, tiny_model
+from tests.support.cluster import Shape, started, tiny_model
 from twostroke.cli.probe import health
 from twostroke.client import Client
 from twostroke.errors import Unavailable
@@ -26,7 +26,6 @@ def second_router(cluster, server: ServerSettings):
     settings = RouterSettings(
         prefill=tuple(each.address for each in members if each.role.value == "prefill"),
         decode=tuple(each.address for each in members if each.role.value == "decode"),
-        kvstore=cluster.kvstore,
         server=server,
         gateway=GatewaySettings(http_listen="127.0.0.1:0"),
     )
@@ -47,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_a_draining_router_finishes_its_streams_and_takes_no_more(model: Path) -> None:
     async with started(Shape(model=model)) as cluster:
-        leaving = second_router(cluster, SERVER)
+        leaving = second_router(cluster, ServerSettings(drain_seconds=60.0))
         doors = await leaving.__aenter__()
         while doors.fleet.readiness is not None:
             await doors.fleet.changed()

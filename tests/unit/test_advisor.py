@@ -10,8 +10,8 @@ import pytest
 from services.router.advisor import Advisor
 from services.router.metrics import Metrics
 from services.router.settings import DispatchSettings
+from services.router.stores import Stores
 from twostroke.errors import Overloaded
-from twostroke.kv.client import KvStoreClient
 from twostroke.settings import InvalidSetting
 
 
@@ -24,8 +24,8 @@ def full(advisor: Advisor, namespace: str, calls: int) -> Iterator[None]:
 
 
 async def test_a_namespace_with_its_calls_open_is_refused_and_no_other_is() -> None:
-    async with KvStoreClient.connect("127.0.0.1:1", lambda: None) as store:
-        advisor = Advisor(store, Metrics(), 3)
+    async with Stores.connected(lambda: None, tuple) as stores:
+        advisor = Advisor(stores, Metrics(), 3)
         with full(advisor, "a", 3):
             with pytest.raises(Overloaded) as refused, advisor.admitted("a"):
                 pass

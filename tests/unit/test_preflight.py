@@ -164,8 +164,8 @@ def test_workers_are_told_what_keys_and_values_are_kept_in(options: UpOptions, k
 
 def test_the_router_is_told_where_every_worker_listens(options: UpOptions) -> None:
     specs = {spec.name: spec.arguments for spec in plan(options, survey(options))}
-    router = dict(zip(specs["router"][::2], specs["router"][1::2], strict=True))
+    router, kvstore = (dict(zip(specs[name][::2], specs[name][1::2], strict=True)) for name in ("router", "kvstore"))
     for role in ("prefill", "decode"):
         worker = dict(zip(specs[f"{role}-1"][::2], specs[f"{role}-1"][1::2], strict=True))
         assert router[f"--{role}"] == worker["--listen"]
-        assert worker["--kvstore"] == router["--kvstore"]
+        assert worker["--kvstore"] == kvstore["--listen"]

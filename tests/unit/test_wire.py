@@ -37,7 +37,7 @@ LEASE = Lease(id="l", seconds=30.0, incarnation="n")
 ADDRESSED: dict[str, Any] = {"incarnation": "w", "format_digest": bytes(16)}
 LONG = "x" * (limits.MAX_NAME_CHARACTERS + 1)
 PREFILL = handoff.prefill_order_pb(
-    PrefillOrder(context=CONTEXT, prompt=(1,), sampling=SamplingParams(), stops=STOPS), **ADDRESSED
+    PrefillOrder(context=CONTEXT, prompt=(1,), sampling=SamplingParams(), stops=STOPS, lease_id="0" * 32), **ADDRESSED
 )
 DECODE = handoff.decode_order_pb(
     DecodeOrder(

@@ -35,7 +35,7 @@ Moved = TypeVar("Moved")
 class Stored:
     """What the store holds after a write, all under the lease; blocks that found no room are absent."""
 
-    lease: Lease | None
+    lease: Lease
     refs: tuple[BlockRef, ...]
 
 
@@ -43,7 +43,7 @@ class Stored:
 class Loaded:
     """How many leading blocks were read whole, all under the lease."""
 
-    lease: Lease | None
+    lease: Lease
     blocks: int
 
 
@@ -105,6 +105,10 @@ class BlockStoreClient(KvStoreClient):
             await client._close_retired()
             await channel.close()
 
+    def new_lease(self) -> Lease:
+        """A lease for the next transfer to open."""
+        return Lease.named(self._lease_seconds)
+
     async def write_blocks(
         self,
         lease: Lease | None,
@@ -116,12 +120,15 @@ class BlockStoreClient(KvStoreClient):
     ) -> Stored:
         """Store blocks (key, tokens) from pages on these terms, unless they are held already; all join the lease.
 
+        A lease that is not open yet is opened by it; whoever named it releases it, whatever becomes of this call.
+        Without one, a new one is opened, which ends with a call that fails.
+
         The pages may be given back once this returns or raises, also when it is cancelled.
 
         Raises: TwostrokeError, when the store is in trouble.
         """
-        tenancy = Tenancy(lease, terms)
-        refs = await self._whole(tenancy, self._write(tenancy, blocks, pages, deadline))
+        tenancy = Tenancy(lease or self.new_lease(), terms)
+        refs = await self._whole(self._write(tenancy, blocks, pages, deadline), None if lease else tenancy.lease)
         return Stored(tenancy.lease, tuple(refs))
 
     async def read_blocks(
@@ -133,7 +140,7 @@ class BlockStoreClient(KvStoreClient):
         *,
         deadline: float | None = None,
     ) -> Loaded:
-        """Fill pages with the longest held prefix of the keys, which joins the lease.
+        """Fill pages with the longest held prefix of the keys, which joins the lease, as in `write_blocks`.
 
         Blocks that the node brings into its arena for it take of the share of `terms`' namespace.
 
@@ -141,17 +148,17 @@ class BlockStoreClient(KvStoreClient):
 
         Raises: TwostrokeError, when the store is in trouble.
         """
-        tenancy = Tenancy(lease, terms)
-        count = await self._whole(tenancy, self._read(tenancy, keys, pages, deadline))
+        tenancy = Tenancy(lease or self.new_lease(), terms)
+        count = await self._whole(self._read(tenancy, keys, pages, deadline), None if lease else tenancy.lease)
         return Loaded(tenancy.lease, count)
 
-    async def _whole(self, tenancy: Tenancy, moving: Coroutine[None, None, Moved]) -> Moved:
+    async def _whole(self, moving: Coroutine[None, None, Moved], ours: Lease | None) -> Moved:
         """Carry a transfer to its end even when its caller is cancelled meanwhile.
 
-        Only then are its pages and slots free, and is it known which lease it opened: where it comes to nothing, that
-        lease is released, since nobody else knows its name. Every step has a time limit.
+        Only then are its pages and slots free. Where it comes to nothing, a lease of which nobody else knows is
+        released. Every step has a time limit.
         """
-        given, task = tenancy.lease, asyncio.create_task(moving, name="transfer")
+        task = asyncio.create_task(moving, name="transfer")
         try:
             return await asyncio.shield(task)
         except BaseException:
@@ -160,8 +167,8 @@ class BlockStoreClient(KvStoreClient):
                     await asyncio.wait({task})
             if not task.cancelled() and (error := task.exception()) is not None:
                 log.debug("transfer failed", extra={"error": str(error)})  # a cancelled caller does not see it
-            if given is None and tenancy.lease is not None:
-                self.release(tenancy.lease)
+            if ours is not None:
+                self.release(ours)
             raise
 
     async def _write(
@@ -224,7 +231,7 @@ class BlockStoreClient(KvStoreClient):
             await transport.close()
 
     def _open(self, node: Attachment) -> BlockTransport:
-        calls = StoreCalls(self, node, self._lease_seconds)
+        calls = StoreCalls(self, node)
         if self._choice is TransportChoice.GRPC:
             return StreamTransport(calls, self._pages)
         try:

@@ -51,9 +51,11 @@ class KvStoreClient:
         self, channel: grpc.aio.Channel, kv_format: Callable[[], KvFormat | None], *, writes: bool = False
     ) -> None:
         self.stub = KvStoreServiceStub(channel)
+        self._channel = channel
         self._kv_format = kv_format
         self._writes = writes
         self._attachment: Attachment | None = None
+        self._address = ""
         self._attaching = asyncio.Lock()
         self._retry_at = 0.0  # on the loop's clock
         self._releasing: set[asyncio.Task[None]] = set()
@@ -62,13 +64,16 @@ class KvStoreClient:
     @asynccontextmanager
     async def connect(cls, address: str, kv_format: Callable[[], KvFormat | None]) -> AsyncIterator[Self]:
         """Use the node at `address` inside the block. It need not be there yet."""
-        channel = connect(address)
-        client = cls(channel, kv_format)
+        client = cls(connect(address), kv_format)
         try:
             yield client
         finally:
-            await client.released()
-            await channel.close()
+            await client.close()
+
+    async def close(self) -> None:
+        """End the connection, behind all that was left to be done."""
+        await self.released()
+        await self._channel.close()
 
     async def attached(self, deadline: float | None = None) -> Attachment:
         """What the node said when we introduced ourselves; asks again after it has restarted.
@@ -81,6 +86,7 @@ class KvStoreClient:
             async with asyncio.timeout_at(deadline), self._attaching:
                 if self._attachment is None:
                     self._attachment = await self._attach()
+                    self._address = self._attachment.address
                     log.info("attached to the store", extra={"incarnation": self._attachment.incarnation})
                 return self._attachment
         except TimeoutError as error:
@@ -111,6 +117,11 @@ class KvStoreClient:
             raise
         return messages.attachment(response, writer_id)
 
+    @property
+    def address(self) -> str:
+        """Where other hosts reach the node; empty until we have attached once."""
+        return self._address
+
     def is_attached(self, node: Attachment) -> bool:
         """Whether calls still go to this very node."""
         return self._attachment is node
@@ -122,7 +133,7 @@ class KvStoreClient:
 
     async def lookup(self, keys: Sequence[bytes], lease: Lease | None = None, *, deadline: float | None = None) -> int:
         """How many leading keys the store holds, also those that only the lease sees. Raises TwostrokeError."""
-        lease_id = lease.id if lease else ""  # of an earlier life of the node: it has ended, and adds nothing
+        lease_id = lease.id if lease else ""  # of another node, or an earlier life of this one: adds nothing
 
         async def held(node: Attachment, part: Sequence[bytes]) -> int:
             request = pb.LookupRequest(incarnation=node.incarnation, keys=part, lease_id=lease_id)
@@ -227,7 +238,7 @@ class KvStoreClient:
         Raises: NotFound, when `lease` is of another life of the node; WorkerLost, when the node is; Unavailable, when
             the node is silent.
         """
-        if lease is not None and lease.incarnation != node.incarnation:
+        if lease is not None and lease.opened and lease.incarnation != node.incarnation:
             raise NotFound("the lease ended with an earlier life of the store", field="lease_id")
         clock = asyncio.get_running_loop().time
         silent_at = clock() + CALL_SECONDS - CLOCK_SECONDS

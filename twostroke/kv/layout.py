@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twostroke.errors import InvalidRequest
+from twostroke.kv.refs import Offer
 
 MAGIC = b"twostroke.arena\x00"
 VERSION = 1
@@ -82,6 +83,8 @@ class Attachment:
     layout: ArenaLayout
     max_keys: int  # keys in one call
     max_lease_seconds: float
+    address: str = ""  # host:port of the node, as other hosts reach it
+    offers: tuple[Offer, ...] = ()  # ways in which other hosts' nodes may read blocks, preferred first
 
 
 def cut(path: Path, file_bytes: int, block_bytes: int, *, checksums: bool) -> ArenaLayout:

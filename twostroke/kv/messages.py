@@ -13,8 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from twostroke.errors import InvalidRequest
 from twostroke.kv.layout import ArenaLayout, Attachment
 from twostroke.kv.limits import StoreStats
-from twostroke.kv.refs import BlockRef, BlockSlot, Lease, Reservation, Terms
-from twostroke.kv.transport.peer import Offer
+from twostroke.kv.refs import BlockRef, BlockSlot, Lease, Offer, Reservation, Terms
 from twostroke.limits import MAX_NAME_CHARACTERS
 from twostroke.v1 import common_pb2, kvstore_pb2
 from twostroke.wire import duration_pb, seconds
@@ -123,9 +122,9 @@ def check_tokens(tokens: int, block_tokens: int) -> None:
         raise InvalidRequest(f"tokens must be from 1 to {block_tokens}, not {tokens}", field="tokens")
 
 
-def lease(lease_id: str, duration: Duration, incarnation: str) -> Lease:
-    """Read the lease that an answer names."""
-    return Lease(id=lease_id, seconds=seconds(duration), incarnation=incarnation)
+def granted(lease: Lease, duration: Duration, node: Attachment) -> Lease:
+    """Read for how long the node that answered keeps a lease open."""
+    return Lease(id=lease.id, seconds=seconds(duration), incarnation=node.incarnation, address=node.address)
 
 
 def attachment(message: kvstore_pb2.AttachResponse, writer_id: str) -> Attachment:
@@ -148,6 +147,8 @@ def attachment(message: kvstore_pb2.AttachResponse, writer_id: str) -> Attachmen
         layout=layout,
         max_keys=message.max_keys,
         max_lease_seconds=seconds(message.max_lease),
+        address=message.address,
+        offers=offers(message.offers),
     )
 
 
@@ -170,6 +171,8 @@ def attachment_pb(value: Attachment) -> kvstore_pb2.AttachResponse:
         arena=arena,
         max_keys=value.max_keys,
         max_lease=duration_pb(value.max_lease_seconds),
+        address=value.address,
+        offers=offers_pb(value.offers),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,14 @@ class Reservation:
         return BlockSlot(BlockRef(self.key, self.generation, tokens), self.slot)
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A way in which a node gives blocks to other hosts' nodes. Only transports of the kind can read the address."""
+
+    kind: str
+    address: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """How a store holds the blocks of a write."""
@@ -50,9 +60,22 @@ ORDINARY = Terms()
 class Lease:
     """Keeps blocks in a store until it is released, or `seconds` have passed since it was last prolonged.
 
-    It belongs to an attempt, not to a process: whoever knows it may renew, extend and release it.
+    It belongs to an attempt, not to a process: whoever knows it may renew, extend and release it. Whoever wants one
+    makes up its name, and the first call that works under it opens it: so it can be released though the answer was
+    lost.
     """
 
-    id: str
+    id: str  # 32 hexadecimal digits
     seconds: float
-    incarnation: str  # of the store; after a restart of the store the lease is void
+    incarnation: str = ""  # of the store, once it is open; after a restart of the store the lease is void
+    address: str = ""  # of the store, once it is open: host:port, as other hosts reach it
+
+    @classmethod
+    def named(cls, seconds: float) -> Self:
+        """A lease under a new name, for a call to open."""
+        return cls(id=secrets.token_hex(16), seconds=seconds)
+
+    @property
+    def opened(self) -> bool:
+        """Whether a store knows it."""
+        return bool(self.incarnation)

@@ -96,6 +96,7 @@ def plan(options: UpOptions, site: Site) -> tuple[ChildSpec, ...]:
 def _kvstore(options: UpOptions, site: Site) -> tuple[str, ...]:
     return (
         *("--listen", site.kvstore.listen),
+        *("--advertise", site.kvstore.reach),
         *("--arena-directory", str(site.arena_directory)),
         *("--arena-bytes", str(options.arena_size)),
         *_disk(options),
@@ -132,7 +133,6 @@ def _router(options: UpOptions, site: Site) -> tuple[str, ...]:
         *("--http-listen", site.http_listen),
         *("--prefill", ",".join(place.reach for place in site.prefill)),
         *("--decode", ",".join(place.reach for place in site.decode)),
-        *("--kvstore", site.kvstore.reach),
         *(("--api-keys", str(site.api_keys)) if site.api_keys else ()),
         *_shared(options),
     )

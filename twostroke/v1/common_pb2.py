@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19twostroke/v1/common.proto\x12\x0ctwostroke.v1\x1a\x1egoogle/protobuf/duration.proto\"\xe3\x01\n\x0eRequestContext\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12(\n\x08priority\x18\x05 \x01(\x0e\x32\x16.twostroke.v1.Priority\x12/\n\x0c\x63\x61\x63he_policy\x18\x06 \x01(\x0e\x32\x19.twostroke.v1.CachePolicy\x12\x14\n\x07session\x18\x07 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04salt\x18\x08 \x01(\tB\n\n\x08_session\"\xfa\x01\n\x08KvFormat\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x13\n\x0bhash_scheme\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0eweights_digest\x18\x04 \x01(\x0c\x12\x13\n\x0bweight_mode\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x06 \x01(\t\x12\x0e\n\x06layers\x18\x07 \x01(\r\x12\x10\n\x08kv_heads\x18\x08 \x01(\r\x12\x10\n\x08head_dim\x18\t \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\n \x01(\r\x12\x0e\n\x06layout\x18\x0b \x01(\t\x12\r\n\x05\x64type\x18\x0c \x01(\t\x12\x13\n\x0brope_digest\x18\r \x01(\x0c\";\n\x08\x42lockRef\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"[\n\x05Lease\x12\n\n\x02id\x18\x01 \x01(\t\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11store_incarnation\x18\x03 \x01(\t\"k\n\x06Ticket\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.twostroke.v1.BlockRef\x12\"\n\x05lease\x18\x02 \x01(\x0b\x32\x13.twostroke.v1.Lease\x12\x15\n\rformat_digest\x18\x03 \x01(\x0c\"\xe9\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12?\n\nlogit_bias\x18\x08 \x03(\x0b\x32+.twostroke.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x15\n\x08logprobs\x18\n \x01(\rH\x08\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobs\"x\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x42\r\n\x0b_max_tokens\"+\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"^\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\'\n\x03top\x18\x03 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprobB\n\n\x08_logprob\",\n\x0c\x43\x61\x63hedTokens\x12\r\n\x05local\x18\x01 \x01(\r\x12\r\n\x05store\x18\x02 \x01(\r\"\x8f\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12*\n\x06\x63\x61\x63hed\x18\x03 \x01(\x0b\x32\x1a.twostroke.v1.CachedTokens\x12\x18\n\x0bkept_blocks\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_kept_blocks*i\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x15\n\x11PRIORITY_STANDARD\x10\x02\x12\x12\n\x0ePRIORITY_BATCH\x10\x03*}\n\x0b\x43\x61\x63hePolicy\x12\x1c\n\x18\x43\x41\x43HE_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43\x41\x43HE_POLICY_READ_WRITE\x10\x01\x12\x17\n\x13\x43\x41\x43HE_POLICY_BYPASS\x10\x02\x12\x1a\n\x16\x43\x41\x43HE_POLICY_READ_ONLY\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19twostroke/v1/common.proto\x12\x0ctwostroke.v1\x1a\x1egoogle/protobuf/duration.proto\"\xe3\x01\n\x0eRequestContext\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12(\n\x08priority\x18\x05 \x01(\x0e\x32\x16.twostroke.v1.Priority\x12/\n\x0c\x63\x61\x63he_policy\x18\x06 \x01(\x0e\x32\x19.twostroke.v1.CachePolicy\x12\x14\n\x07session\x18\x07 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04salt\x18\x08 \x01(\tB\n\n\x08_session\"\xfa\x01\n\x08KvFormat\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x13\n\x0bhash_scheme\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0eweights_digest\x18\x04 \x01(\x0c\x12\x13\n\x0bweight_mode\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x06 \x01(\t\x12\x0e\n\x06layers\x18\x07 \x01(\r\x12\x10\n\x08kv_heads\x18\x08 \x01(\r\x12\x10\n\x08head_dim\x18\t \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\n \x01(\r\x12\x0e\n\x06layout\x18\x0b \x01(\t\x12\r\n\x05\x64type\x18\x0c \x01(\t\x12\x13\n\x0brope_digest\x18\r \x01(\x0c\";\n\x08\x42lockRef\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"r\n\x05Lease\x12\n\n\x02id\x18\x01 \x01(\t\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11store_incarnation\x18\x03 \x01(\t\x12\x15\n\rstore_address\x18\x04 \x01(\t\"k\n\x06Ticket\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.twostroke.v1.BlockRef\x12\"\n\x05lease\x18\x02 \x01(\x0b\x32\x13.twostroke.v1.Lease\x12\x15\n\rformat_digest\x18\x03 \x01(\x0c\"\xe9\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12?\n\nlogit_bias\x18\x08 \x03(\x0b\x32+.twostroke.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x15\n\x08logprobs\x18\n \x01(\rH\x08\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobs\"x\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x42\r\n\x0b_max_tokens\"+\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"^\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\'\n\x03top\x18\x03 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprobB\n\n\x08_logprob\",\n\x0c\x43\x61\x63hedTokens\x12\r\n\x05local\x18\x01 \x01(\r\x12\r\n\x05store\x18\x02 \x01(\r\"\x8f\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12*\n\x06\x63\x61\x63hed\x18\x03 \x01(\x0b\x32\x1a.twostroke.v1.CachedTokens\x12\x18\n\x0bkept_blocks\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_kept_blocks*i\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x15\n\x11PRIORITY_STANDARD\x10\x02\x12\x12\n\x0ePRIORITY_BATCH\x10\x03*}\n\x0b\x43\x61\x63hePolicy\x12\x1c\n\x18\x43\x41\x43HE_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43\x41\x43HE_POLICY_READ_WRITE\x10\x01\x12\x17\n\x13\x43\x41\x43HE_POLICY_BYPASS\x10\x02\x12\x1a\n\x16\x43\x41\x43HE_POLICY_READ_ONLY\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,12 +34,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_PRIORITY']._serialized_start=1768
-  _globals['_PRIORITY']._serialized_end=1873
-  _globals['_CACHEPOLICY']._serialized_start=1875
-  _globals['_CACHEPOLICY']._serialized_end=2000
-  _globals['_FINISHREASON']._serialized_start=2002
-  _globals['_FINISHREASON']._serialized_end=2097
+  _globals['_PRIORITY']._serialized_start=1791
+  _globals['_PRIORITY']._serialized_end=1896
+  _globals['_CACHEPOLICY']._serialized_start=1898
+  _globals['_CACHEPOLICY']._serialized_end=2023
+  _globals['_FINISHREASON']._serialized_start=2025
+  _globals['_FINISHREASON']._serialized_end=2120
   _globals['_REQUESTCONTEXT']._serialized_start=76
   _globals['_REQUESTCONTEXT']._serialized_end=303
   _globals['_KVFORMAT']._serialized_start=306
@@ -47,21 +47,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BLOCKREF']._serialized_start=558
   _globals['_BLOCKREF']._serialized_end=617
   _globals['_LEASE']._serialized_start=619
-  _globals['_LEASE']._serialized_end=710
-  _globals['_TICKET']._serialized_start=712
-  _globals['_TICKET']._serialized_end=819
-  _globals['_SAMPLINGPARAMS']._serialized_start=822
-  _globals['_SAMPLINGPARAMS']._serialized_end=1311
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1129
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1177
-  _globals['_STOPCONDITIONS']._serialized_start=1313
-  _globals['_STOPCONDITIONS']._serialized_end=1433
-  _globals['_TOKENLOGPROB']._serialized_start=1435
-  _globals['_TOKENLOGPROB']._serialized_end=1478
-  _globals['_TOKEN']._serialized_start=1480
-  _globals['_TOKEN']._serialized_end=1574
-  _globals['_CACHEDTOKENS']._serialized_start=1576
-  _globals['_CACHEDTOKENS']._serialized_end=1620
-  _globals['_USAGE']._serialized_start=1623
-  _globals['_USAGE']._serialized_end=1766
+  _globals['_LEASE']._serialized_end=733
+  _globals['_TICKET']._serialized_start=735
+  _globals['_TICKET']._serialized_end=842
+  _globals['_SAMPLINGPARAMS']._serialized_start=845
+  _globals['_SAMPLINGPARAMS']._serialized_end=1334
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1152
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1200
+  _globals['_STOPCONDITIONS']._serialized_start=1336
+  _globals['_STOPCONDITIONS']._serialized_end=1456
+  _globals['_TOKENLOGPROB']._serialized_start=1458
+  _globals['_TOKENLOGPROB']._serialized_end=1501
+  _globals['_TOKEN']._serialized_start=1503
+  _globals['_TOKEN']._serialized_end=1597
+  _globals['_CACHEDTOKENS']._serialized_start=1599
+  _globals['_CACHEDTOKENS']._serialized_end=1643
+  _globals['_USAGE']._serialized_start=1646
+  _globals['_USAGE']._serialized_end=1789
 # @@protoc_insertion_point(module_scope)

@@ -254,9 +254,13 @@ class Lease(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     DURATION_FIELD_NUMBER: _builtins.int
     STORE_INCARNATION_FIELD_NUMBER: _builtins.int
+    STORE_ADDRESS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    """32 hexadecimal digits at random, made up by whoever wants it."""
     store_incarnation: _builtins.str
     """Incarnation of the store node; after a restart of the node the lease is void and its blocks are misses."""
+    store_address: _builtins.str
+    """host:port of the store node, as other hosts reach it."""
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration: ...
     def __init__(
@@ -265,10 +269,11 @@ class Lease(_message.Message):
         id: _builtins.str = ...,
         duration: _duration_pb2.Duration | None = ...,
         store_incarnation: _builtins.str = ...,
+        store_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "id", b"id", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "id", b"id", "store_address", b"store_address", "store_incarnation", b"store_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

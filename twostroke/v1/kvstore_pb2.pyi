@@ -54,12 +54,20 @@ class AttachResponse(_message.Message):
     ARENA_FIELD_NUMBER: _builtins.int
     MAX_KEYS_FIELD_NUMBER: _builtins.int
     MAX_LEASE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    OFFERS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     max_keys: _builtins.int
+    address: _builtins.str
+    """host:port of this service, as other hosts reach it."""
     @_builtins.property
     def arena(self) -> Global___Arena: ...
     @_builtins.property
     def max_lease(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def offers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Offer]:
+        """Ways in which other hosts' nodes may read blocks, preferred first."""
+
     def __init__(
         self,
         *,
@@ -67,10 +75,12 @@ class AttachResponse(_message.Message):
         arena: Global___Arena | None = ...,
         max_keys: _builtins.int = ...,
         max_lease: _duration_pb2.Duration | None = ...,
+        address: _builtins.str = ...,
+        offers: _abc.Iterable[Global___Offer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "max_lease", b"max_lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "incarnation", b"incarnation", "max_keys", b"max_keys", "max_lease", b"max_lease"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "arena", b"arena", "incarnation", b"incarnation", "max_keys", b"max_keys", "max_lease", b"max_lease", "offers", b"offers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -277,13 +287,15 @@ class ReserveRequest(_message.Message):
     WRITER_ID_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
+    OPENS_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
     TRANSIENT_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     writer_id: _builtins.str
     lease_id: _builtins.str
-    """Empty: open a lease."""
+    opens: _builtins.bool
+    """Open the lease where it is not open; else one that has ended is NOT_FOUND."""
     namespace: _builtins.str
     """Whose share of the arena new blocks take: RequestContext.namespace. At most 128 characters."""
     transient: _builtins.bool
@@ -301,13 +313,14 @@ class ReserveRequest(_message.Message):
         writer_id: _builtins.str = ...,
         lease_id: _builtins.str = ...,
         lease_duration: _duration_pb2.Duration | None = ...,
+        opens: _builtins.bool = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
         namespace: _builtins.str = ...,
         transient: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "namespace", b"namespace", "transient", b"transient", "writer_id", b"writer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "namespace", b"namespace", "opens", b"opens", "transient", b"transient", "writer_id", b"writer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -317,11 +330,9 @@ Global___ReserveRequest: _TypeAlias = ReserveRequest  # noqa: Y015
 class ReserveResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    LEASE_ID_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
     RESERVED_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
-    lease_id: _builtins.str
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -335,14 +346,13 @@ class ReserveResponse(_message.Message):
     def __init__(
         self,
         *,
-        lease_id: _builtins.str = ...,
         lease_duration: _duration_pb2.Duration | None = ...,
         reserved: _abc.Iterable[Global___BlockSlot] | None = ...,
         held: _abc.Iterable[Global___BlockSlot] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "reserved", b"reserved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "lease_duration", b"lease_duration", "reserved", b"reserved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -470,28 +480,38 @@ class AcquireRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
+    OPENS_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     lease_id: _builtins.str
+    opens: _builtins.bool
+    """As in ReserveRequest."""
     namespace: _builtins.str
     """Whose share of the arena blocks take that are brought into it."""
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def source(self) -> _common_pb2.Lease:
+        """Keeps blocks at another node, which is asked for those that this one lacks."""
+
     def __init__(
         self,
         *,
         incarnation: _builtins.str = ...,
         lease_id: _builtins.str = ...,
         lease_duration: _duration_pb2.Duration | None = ...,
+        opens: _builtins.bool = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
         namespace: _builtins.str = ...,
+        source: _common_pb2.Lease | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "namespace", b"namespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "namespace", b"namespace", "opens", b"opens", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -501,10 +521,11 @@ Global___AcquireRequest: _TypeAlias = AcquireRequest  # noqa: Y015
 class AcquireResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    LEASE_ID_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
-    lease_id: _builtins.str
+    PROOF_FIELD_NUMBER: _builtins.int
+    proof: _builtins.bytes
+    """Opens the blocks of this lease at the node's data plane, for as long as it lives."""
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -512,13 +533,13 @@ class AcquireResponse(_message.Message):
     def __init__(
         self,
         *,
-        lease_id: _builtins.str = ...,
         lease_duration: _duration_pb2.Duration | None = ...,
         blocks: _abc.Iterable[Global___BlockSlot] | None = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "lease_duration", b"lease_duration", "lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "lease_duration", b"lease_duration", "proof", b"proof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -824,6 +845,7 @@ class WriteRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
+    OPENS_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
     TRANSIENT_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
@@ -833,8 +855,9 @@ class WriteRequest(_message.Message):
     incarnation: _builtins.str
     """In the first message only."""
     lease_id: _builtins.str
-    namespace: _builtins.str
+    opens: _builtins.bool
     """As in ReserveRequest; in the first message only."""
+    namespace: _builtins.str
     transient: _builtins.bool
     key: _builtins.bytes
     """In a block's first piece."""
@@ -850,6 +873,7 @@ class WriteRequest(_message.Message):
         incarnation: _builtins.str = ...,
         lease_id: _builtins.str = ...,
         lease_duration: _duration_pb2.Duration | None = ...,
+        opens: _builtins.bool = ...,
         namespace: _builtins.str = ...,
         transient: _builtins.bool = ...,
         key: _builtins.bytes = ...,
@@ -859,7 +883,7 @@ class WriteRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "data", b"data", "incarnation", b"incarnation", "key", b"key", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "namespace", b"namespace", "tokens", b"tokens", "transient", b"transient"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "data", b"data", "incarnation", b"incarnation", "key", b"key", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "namespace", b"namespace", "opens", b"opens", "tokens", b"tokens", "transient", b"transient"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
     _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
@@ -871,10 +895,8 @@ Global___WriteRequest: _TypeAlias = WriteRequest  # noqa: Y015
 class WriteResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    LEASE_ID_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
-    lease_id: _builtins.str
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -882,13 +904,12 @@ class WriteResponse(_message.Message):
     def __init__(
         self,
         *,
-        lease_id: _builtins.str = ...,
         lease_duration: _duration_pb2.Duration | None = ...,
         committed: _abc.Iterable[_common_pb2.BlockRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "lease_duration", b"lease_duration", "lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "lease_duration", b"lease_duration"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,6 +31,9 @@ class KvStoreServiceStub:
 
     Every call but Attach and GetStatus names the incarnation that Attach returned; WORKER_LOST answers an older one.
     Calls take at most `max_keys` keys.
+
+    A lease is named by the caller that opens it, so that it can be released even when the answer was lost: by a call that
+    `opens` it, where it is not open yet.
     """
 
     def __init__(self, channel):
@@ -122,6 +125,9 @@ class KvStoreServiceServicer:
 
     Every call but Attach and GetStatus names the incarnation that Attach returned; WORKER_LOST answers an older one.
     Calls take at most `max_keys` keys.
+
+    A lease is named by the caller that opens it, so that it can be released even when the answer was lost: by a call that
+    `opens` it, where it is not open yet.
     """
 
     def Attach(self, request, context):
@@ -185,8 +191,9 @@ class KvStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Acquire(self, request, context):
-        """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only are brought into the
-        arena first, within a time that the node bounds; those that take longer are left out.
+        """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only, or at the node of
+        another host, are brought into the arena first, within a time that the node bounds; those that take longer are left
+        out.
 
         Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
         """
@@ -358,6 +365,9 @@ class KvStoreService:
 
     Every call but Attach and GetStatus names the incarnation that Attach returned; WORKER_LOST answers an older one.
     Calls take at most `max_keys` keys.
+
+    A lease is named by the caller that opens it, so that it can be released even when the answer was lost: by a call that
+    `opens` it, where it is not open yet.
     """
 
     @staticmethod

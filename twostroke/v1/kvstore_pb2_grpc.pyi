@@ -32,6 +32,9 @@ class KvStoreServiceStub:
 
     Every call but Attach and GetStatus names the incarnation that Attach returned; WORKER_LOST answers an older one.
     Calls take at most `max_keys` keys.
+
+    A lease is named by the caller that opens it, so that it can be released even when the answer was lost: by a call that
+    `opens` it, where it is not open yet.
     """
 
     @_typing.overload
@@ -75,8 +78,9 @@ class KvStoreServiceStub:
     Errors: INVALID_REQUEST; WORKER_LOST.
     """
     Acquire: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.AcquireRequest, _kvstore_pb2.AcquireResponse]
-    """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only are brought into the
-    arena first, within a time that the node bounds; those that take longer are left out.
+    """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only, or at the node of
+    another host, are brought into the arena first, within a time that the node bounds; those that take longer are left
+    out.
 
     Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
     """
@@ -125,6 +129,9 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
 
     Every call but Attach and GetStatus names the incarnation that Attach returned; WORKER_LOST answers an older one.
     Calls take at most `max_keys` keys.
+
+    A lease is named by the caller that opens it, so that it can be released even when the answer was lost: by a call that
+    `opens` it, where it is not open yet.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -165,8 +172,9 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     Errors: INVALID_REQUEST; WORKER_LOST.
     """
     Acquire: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.AcquireRequest, _kvstore_pb2.AcquireResponse]  # type: ignore[assignment]
-    """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only are brought into the
-    arena first, within a time that the node bounds; those that take longer are left out.
+    """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only, or at the node of
+    another host, are brought into the arena first, within a time that the node bounds; those that take longer are left
+    out.
 
     Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
     """
@@ -214,6 +222,9 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Every call but Attach and GetStatus names the incarnation that Attach returned; WORKER_LOST answers an older one.
     Calls take at most `max_keys` keys.
+
+    A lease is named by the caller that opens it, so that it can be released even when the answer was lost: by a call that
+    `opens` it, where it is not open yet.
     """
 
     @_abc_1.abstractmethod
@@ -294,8 +305,9 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.AcquireRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.AcquireResponse, _abc.Awaitable[_kvstore_pb2.AcquireResponse]]:
-        """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only are brought into the
-        arena first, within a time that the node bounds; those that take longer are left out.
+        """Leases the longest held prefix of the keys and says where it lies. Blocks that are on disk only, or at the node of
+        another host, are brought into the arena first, within a time that the node bounds; those that take longer are left
+        out.
 
         Errors: INVALID_REQUEST; NOT_FOUND, the lease has ended; OVERLOADED, no more leases; WORKER_LOST.
         """

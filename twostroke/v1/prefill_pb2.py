@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from twostroke.v1 import common_pb2 as twostroke_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atwostroke/v1/prefill.proto\x12\x0ctwostroke.v1\x1a\x19twostroke/v1/common.proto\"\xe9\x01\n\x0ePrefillRequest\x12-\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1c.twostroke.v1.RequestContext\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\rformat_digest\x18\x03 \x01(\x0c\x12\x0e\n\x06prompt\x18\x04 \x03(\r\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.twostroke.v1.SamplingParams\x12+\n\x05stops\x18\x06 \x01(\x0b\x32\x1c.twostroke.v1.StopConditions\x12\x0f\n\x07\x63hoices\x18\x07 \x01(\r\"\xa9\x01\n\x0fPrefillResponse\x12\x31\n\x08progress\x18\x01 \x01(\x0b\x32\x1d.twostroke.v1.PrefillProgressH\x00\x12+\n\x05\x66irst\x18\x02 \x01(\x0b\x32\x1a.twostroke.v1.PrefillFirstH\x00\x12-\n\x06result\x18\x03 \x01(\x0b\x32\x1b.twostroke.v1.PrefillResultH\x00\x42\x07\n\x05\x65vent\"w\n\x0fPrefillProgress\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\x12\x18\n\x10published_blocks\x18\x02 \x01(\r\x12\'\n\x05lease\x18\x03 \x01(\x0b\x32\x13.twostroke.v1.LeaseH\x00\x88\x01\x01\x42\x08\n\x06_lease\"d\n\x0cPrefillFirst\x12(\n\x06tokens\x18\x01 \x03(\x0b\x32\x18.twostroke.v1.FirstToken\x12*\n\x06\x63\x61\x63hed\x18\x02 \x01(\x0b\x32\x1a.twostroke.v1.CachedTokens\"l\n\nFirstToken\x12\"\n\x05token\x18\x01 \x01(\x0b\x32\x13.twostroke.v1.Token\x12/\n\x06\x66inish\x18\x02 \x01(\x0e\x32\x1a.twostroke.v1.FinishReasonH\x00\x88\x01\x01\x42\t\n\x07_finish\"E\n\rPrefillResult\x12)\n\x06ticket\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.TicketH\x00\x88\x01\x01\x42\t\n\x07_ticket2Z\n\x0ePrefillService\x12H\n\x07Prefill\x12\x1c.twostroke.v1.PrefillRequest\x1a\x1d.twostroke.v1.PrefillResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atwostroke/v1/prefill.proto\x12\x0ctwostroke.v1\x1a\x19twostroke/v1/common.proto\"\xfb\x01\n\x0ePrefillRequest\x12-\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1c.twostroke.v1.RequestContext\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\rformat_digest\x18\x03 \x01(\x0c\x12\x0e\n\x06prompt\x18\x04 \x03(\r\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.twostroke.v1.SamplingParams\x12+\n\x05stops\x18\x06 \x01(\x0b\x32\x1c.twostroke.v1.StopConditions\x12\x0f\n\x07\x63hoices\x18\x07 \x01(\r\x12\x10\n\x08lease_id\x18\x08 \x01(\t\"\xa9\x01\n\x0fPrefillResponse\x12\x31\n\x08progress\x18\x01 \x01(\x0b\x32\x1d.twostroke.v1.PrefillProgressH\x00\x12+\n\x05\x66irst\x18\x02 \x01(\x0b\x32\x1a.twostroke.v1.PrefillFirstH\x00\x12-\n\x06result\x18\x03 \x01(\x0b\x32\x1b.twostroke.v1.PrefillResultH\x00\x42\x07\n\x05\x65vent\"w\n\x0fPrefillProgress\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\x12\x18\n\x10published_blocks\x18\x02 \x01(\r\x12\'\n\x05lease\x18\x03 \x01(\x0b\x32\x13.twostroke.v1.LeaseH\x00\x88\x01\x01\x42\x08\n\x06_lease\"d\n\x0cPrefillFirst\x12(\n\x06tokens\x18\x01 \x03(\x0b\x32\x18.twostroke.v1.FirstToken\x12*\n\x06\x63\x61\x63hed\x18\x02 \x01(\x0b\x32\x1a.twostroke.v1.CachedTokens\"l\n\nFirstToken\x12\"\n\x05token\x18\x01 \x01(\x0b\x32\x13.twostroke.v1.Token\x12/\n\x06\x66inish\x18\x02 \x01(\x0e\x32\x1a.twostroke.v1.FinishReasonH\x00\x88\x01\x01\x42\t\n\x07_finish\"E\n\rPrefillResult\x12)\n\x06ticket\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.TicketH\x00\x88\x01\x01\x42\t\n\x07_ticket2Z\n\x0ePrefillService\x12H\n\x07Prefill\x12\x1c.twostroke.v1.PrefillRequest\x1a\x1d.twostroke.v1.PrefillResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,17 +33,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twostroke.v1.prefill_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREFILLREQUEST']._serialized_start=72
-  _globals['_PREFILLREQUEST']._serialized_end=305
-  _globals['_PREFILLRESPONSE']._serialized_start=308
-  _globals['_PREFILLRESPONSE']._serialized_end=477
-  _globals['_PREFILLPROGRESS']._serialized_start=479
-  _globals['_PREFILLPROGRESS']._serialized_end=598
-  _globals['_PREFILLFIRST']._serialized_start=600
-  _globals['_PREFILLFIRST']._serialized_end=700
-  _globals['_FIRSTTOKEN']._serialized_start=702
-  _globals['_FIRSTTOKEN']._serialized_end=810
-  _globals['_PREFILLRESULT']._serialized_start=812
-  _globals['_PREFILLRESULT']._serialized_end=881
-  _globals['_PREFILLSERVICE']._serialized_start=883
-  _globals['_PREFILLSERVICE']._serialized_end=973
+  _globals['_PREFILLREQUEST']._serialized_end=323
+  _globals['_PREFILLRESPONSE']._serialized_start=326
+  _globals['_PREFILLRESPONSE']._serialized_end=495
+  _globals['_PREFILLPROGRESS']._serialized_start=497
+  _globals['_PREFILLPROGRESS']._serialized_end=616
+  _globals['_PREFILLFIRST']._serialized_start=618
+  _globals['_PREFILLFIRST']._serialized_end=718
+  _globals['_FIRSTTOKEN']._serialized_start=720
+  _globals['_FIRSTTOKEN']._serialized_end=828
+  _globals['_PREFILLRESULT']._serialized_start=830
+  _globals['_PREFILLRESULT']._serialized_end=899
+  _globals['_PREFILLSERVICE']._serialized_start=901
+  _globals['_PREFILLSERVICE']._serialized_end=991
 # @@protoc_insertion_point(module_scope)

@@ -30,11 +30,16 @@ class PrefillRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOPS_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """The worker's incarnation as the caller knows it."""
     format_digest: _builtins.bytes
     choices: _builtins.int
     """First tokens to sample, 1 to 16; choice i is keyed by i."""
+    lease_id: _builtins.str
+    """Names the lease under which blocks are read and published, for this attempt alone. So the caller can release it
+    whatever becomes of this call and its answer.
+    """
     @_builtins.property
     def context(self) -> _common_pb2.RequestContext: ...
     @_builtins.property
@@ -53,10 +58,11 @@ class PrefillRequest(_message.Message):
         sampling: _common_pb2.SamplingParams | None = ...,
         stops: _common_pb2.StopConditions | None = ...,
         choices: _builtins.int = ...,
+        lease_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "sampling", b"sampling", "stops", b"stops"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "context", b"context", "format_digest", b"format_digest", "incarnation", b"incarnation", "prompt", b"prompt", "sampling", b"sampling", "stops", b"stops"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "context", b"context", "format_digest", b"format_digest", "incarnation", b"incarnation", "lease_id", b"lease_id", "prompt", b"prompt", "sampling", b"sampling", "stops", b"stops"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

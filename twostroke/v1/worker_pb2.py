@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from twostroke.v1 import common_pb2 as twostroke_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19twostroke/v1/worker.proto\x12\x0ctwostroke.v1\x1a\x19twostroke/v1/common.proto\"\x10\n\x0eGetInfoRequest\"9\n\x0fGetInfoResponse\x12&\n\x04info\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.WorkerInfo\"\xe2\x01\n\nWorkerInfo\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.twostroke.v1.WorkerRole\x12&\n\x05model\x18\x03 \x01(\x0b\x32\x17.twostroke.v1.ModelInfo\x12)\n\tkv_format\x18\x04 \x01(\x0b\x32\x16.twostroke.v1.KvFormat\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\r\n\x05pages\x18\x06 \x01(\r\x12\x13\n\x0bmax_running\x18\x07 \x01(\r\x12\x10\n\x08max_open\x18\x08 \x01(\r\"\xb4\x01\n\tModelInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rend_token_ids\x18\x05 \x03(\r\x12\x13\n\x0bweight_mode\x18\x06 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x07 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x08 \x01(\t\"\x15\n\x13GetTokenizerRequest\"$\n\x14GetTokenizerResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\'\n\x10WatchLoadRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\";\n\x11WatchLoadResponse\x12&\n\x04load\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.LoadReport\"\x94\x01\n\nLoadReport\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x12\n\nfree_pages\x18\x04 \x01(\r\x12\x17\n\x0f\x65victable_pages\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x32\x80\x02\n\rWorkerService\x12\x46\n\x07GetInfo\x12\x1c.twostroke.v1.GetInfoRequest\x1a\x1d.twostroke.v1.GetInfoResponse\x12W\n\x0cGetTokenizer\x12!.twostroke.v1.GetTokenizerRequest\x1a\".twostroke.v1.GetTokenizerResponse0\x01\x12N\n\tWatchLoad\x12\x1e.twostroke.v1.WatchLoadRequest\x1a\x1f.twostroke.v1.WatchLoadResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19twostroke/v1/worker.proto\x12\x0ctwostroke.v1\x1a\x19twostroke/v1/common.proto\"\x10\n\x0eGetInfoRequest\"9\n\x0fGetInfoResponse\x12&\n\x04info\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.WorkerInfo\"\xe2\x01\n\nWorkerInfo\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.twostroke.v1.WorkerRole\x12&\n\x05model\x18\x03 \x01(\x0b\x32\x17.twostroke.v1.ModelInfo\x12)\n\tkv_format\x18\x04 \x01(\x0b\x32\x16.twostroke.v1.KvFormat\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\r\n\x05pages\x18\x06 \x01(\r\x12\x13\n\x0bmax_running\x18\x07 \x01(\r\x12\x10\n\x08max_open\x18\x08 \x01(\r\"\xb4\x01\n\tModelInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rend_token_ids\x18\x05 \x03(\r\x12\x13\n\x0bweight_mode\x18\x06 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x07 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x08 \x01(\t\"\x15\n\x13GetTokenizerRequest\"$\n\x14GetTokenizerResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\'\n\x10WatchLoadRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\";\n\x11WatchLoadResponse\x12&\n\x04load\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.LoadReport\"\xab\x01\n\nLoadReport\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x12\n\nfree_pages\x18\x04 \x01(\r\x12\x17\n\x0f\x65victable_pages\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x15\n\rstore_address\x18\x08 \x01(\t*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x32\x80\x02\n\rWorkerService\x12\x46\n\x07GetInfo\x12\x1c.twostroke.v1.GetInfoRequest\x1a\x1d.twostroke.v1.GetInfoResponse\x12W\n\x0cGetTokenizer\x12!.twostroke.v1.GetTokenizerRequest\x1a\".twostroke.v1.GetTokenizerResponse0\x01\x12N\n\tWatchLoad\x12\x1e.twostroke.v1.WatchLoadRequest\x1a\x1f.twostroke.v1.WatchLoadResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twostroke.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERROLE']._serialized_start=873
-  _globals['_WORKERROLE']._serialized_end=963
+  _globals['_WORKERROLE']._serialized_start=896
+  _globals['_WORKERROLE']._serialized_end=986
   _globals['_GETINFOREQUEST']._serialized_start=70
   _globals['_GETINFOREQUEST']._serialized_end=86
   _globals['_GETINFORESPONSE']._serialized_start=88
@@ -51,7 +51,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHLOADRESPONSE']._serialized_start=661
   _globals['_WATCHLOADRESPONSE']._serialized_end=720
   _globals['_LOADREPORT']._serialized_start=723
-  _globals['_LOADREPORT']._serialized_end=871
-  _globals['_WORKERSERVICE']._serialized_start=966
-  _globals['_WORKERSERVICE']._serialized_end=1222
+  _globals['_LOADREPORT']._serialized_end=894
+  _globals['_WORKERSERVICE']._serialized_start=989
+  _globals['_WORKERSERVICE']._serialized_end=1245
 # @@protoc_insertion_point(module_scope)

@@ -248,6 +248,7 @@ class LoadReport(_message.Message):
     EVICTABLE_PAGES_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    STORE_ADDRESS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     waiting_tokens: _builtins.int
@@ -258,6 +259,8 @@ class LoadReport(_message.Message):
     steps: _builtins.int
     """Forward passes since the start; a busy worker whose count stands still is stuck."""
     draining: _builtins.bool
+    store_address: _builtins.str
+    """host:port of the store node that the worker uses, as other hosts reach it; empty until the worker has found it."""
     def __init__(
         self,
         *,
@@ -268,10 +271,11 @@ class LoadReport(_message.Message):
         evictable_pages: _builtins.int = ...,
         steps: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        store_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "evictable_pages", b"evictable_pages", "free_pages", b"free_pages", "running", b"running", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "evictable_pages", b"evictable_pages", "free_pages", b"free_pages", "running", b"running", "steps", b"steps", "store_address", b"store_address", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

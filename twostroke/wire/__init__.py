@@ -3,7 +3,6 @@
 from twostroke.wire.common import (
     cache_policy,
     cached_pb,
-    check_keys,
     context,
     context_pb,
     draw_seed,
@@ -23,11 +22,13 @@ from twostroke.wire.common import (
     usage_pb,
 )
 from twostroke.wire.generate import event, event_pb, generate_request, generate_request_pb, new_request_id, writing
+from twostroke.wire.names import check_keys, check_lease_id
 
 __all__ = [
     "cache_policy",
     "cached_pb",
     "check_keys",
+    "check_lease_id",
     "context",
     "context_pb",
     "draw_seed",

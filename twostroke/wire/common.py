@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
 from twostroke import limits
 from twostroke.errors import FormatMismatch, InvalidRequest
 from twostroke.kv.format import KvFormat
-from twostroke.kv.keys import KEY_BYTES
 from twostroke.types import (
     CachedTokens,
     CachePolicy,
@@ -242,14 +240,6 @@ def kv_format_pb(value: KvFormat) -> common_pb2.KvFormat:
         dtype=value.dtype,
         rope_digest=value.rope_digest,
     )
-
-
-def check_keys(keys: Sequence[bytes], limit: int, *, field: str = "keys") -> None:
-    """Raise InvalidRequest unless there are at most `limit` keys of 16 bytes."""
-    if len(keys) > limit:
-        raise InvalidRequest(f"{field}: at most {limit} keys in one call", field=field)
-    if any(len(key) != KEY_BYTES for key in keys):
-        raise InvalidRequest(f"{field}: a key has {KEY_BYTES} bytes", field=field)
 
 
 def duration_pb(seconds: float) -> Duration:

@@ -8,23 +8,32 @@ from twostroke.handoff import Admitted, DecodeOrder, First, Handover, PrefillOrd
 from twostroke.kv.refs import BlockRef, Lease
 from twostroke.v1 import common_pb2, decode_pb2, prefill_pb2
 from twostroke.wire import common
+from twostroke.wire.names import check_keys, check_lease_id
 
 
 def lease(message: common_pb2.Lease) -> Lease:
     """Read a lease."""
-    return Lease(id=message.id, seconds=common.seconds(message.duration), incarnation=message.store_incarnation)
+    return Lease(
+        id=message.id,
+        seconds=common.seconds(message.duration),
+        incarnation=message.store_incarnation,
+        address=message.store_address,
+    )
 
 
 def lease_pb(value: Lease) -> common_pb2.Lease:
     """Write a lease."""
     return common_pb2.Lease(
-        id=value.id, duration=common.duration_pb(value.seconds), store_incarnation=value.incarnation
+        id=value.id,
+        duration=common.duration_pb(value.seconds),
+        store_incarnation=value.incarnation,
+        store_address=value.address,
     )
 
 
 def ticket(message: common_pb2.Ticket) -> Ticket:
     """Read a ticket."""
-    common.check_keys([each.key for each in message.blocks], limits.MAX_TOKENS, field="ticket.blocks")
+    check_keys([each.key for each in message.blocks], limits.MAX_TOKENS, field="ticket.blocks")
     return Ticket(
         blocks=tuple(BlockRef(each.key, each.generation, each.tokens) for each in message.blocks),
         lease=lease(message.lease),
@@ -55,6 +64,7 @@ def prefill_order(message: prefill_pb2.PrefillRequest) -> PrefillOrder:
         sampling=common.sampling(message.sampling),
         stops=common.stops(message.stops),
         choices=message.choices,
+        lease_id=check_lease_id(message.lease_id),
     )
 
 
@@ -68,6 +78,7 @@ def prefill_order_pb(value: PrefillOrder, *, incarnation: str, format_digest: by
         sampling=common.sampling_pb(value.sampling),
         stops=common.stops_pb(value.stops),
         choices=value.choices,
+        lease_id=value.lease_id,
     )
 
 

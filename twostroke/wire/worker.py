@@ -79,6 +79,7 @@ def load(message: worker_pb2.LoadReport) -> WorkerLoad:
         evictable_pages=message.evictable_pages,
         steps=message.steps,
         draining=message.draining,
+        store=message.store_address,
     )
 
 
@@ -92,6 +93,7 @@ def load_pb(value: WorkerLoad) -> worker_pb2.LoadReport:
         evictable_pages=value.evictable_pages,
         steps=value.steps,
         draining=value.draining,
+        store_address=value.store,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from twostroke.errors import TwostrokeError
-from twostroke.kv.blocks import BlockStoreClient, Loaded
+from twostroke.kv.blocks import Loaded
 from twostroke.kv.refs import Lease, Terms
 from twostroke.rpc.deadline import remaining
 from twostroke.worker.worker import Worker
@@ -30,7 +30,7 @@ class Prefix:
     local: int = 0  # were there before
     joined: int = 0  # came by transfers of other orders meanwhile
     loaded: int = 0  # came from the store by a transfer of this order
-    lease: Lease | None = None
+    lease: Lease
 
     @property
     def blocks(self) -> int:
@@ -47,7 +47,7 @@ async def load_prefix(
     worker: Worker,
     keys: Sequence[bytes],
     tokens: Sequence[int],
-    lease: Lease | None,
+    lease: Lease,
     terms: Terms,
     *,
     deadline: float | None,
@@ -58,8 +58,8 @@ async def load_prefix(
         worker: whose pages and whose store.
         keys: in prompt order from the first block.
         tokens: how many each block holds.
-        lease: joined by every block that this order reads, and its transient blocks are seen; None opens one when
-            something is read.
+        lease: joined by every block that this order reads, and its transient blocks are seen; opened when something is
+            read, where it is not open yet.
         terms: of the request, as the store takes them.
         deadline: seconds on the loop's clock.
 
@@ -95,25 +95,18 @@ class _Missing:
     terms: Terms
 
 
-async def _load(worker: Worker, missing: _Missing, lease: Lease | None, deadline: float | None) -> Loaded:
+async def _load(worker: Worker, missing: _Missing, lease: Lease, deadline: float | None) -> Loaded:
     """Begin a transfer and wait for it. A lease that it opens for a caller who has left is released."""
     transfer = worker.loads.begin(missing.keys, _transfer(worker, missing, lease, deadline))
     try:
         return await asyncio.shield(transfer)
     except asyncio.CancelledError:
-        if lease is None:
-            transfer.add_done_callback(lambda task: _release_opened(worker.store, task))
+        if not lease.opened:
+            transfer.add_done_callback(lambda _: worker.store.release(lease))
         raise
 
 
-def _release_opened(store: BlockStoreClient, transfer: asyncio.Task[Loaded]) -> None:
-    if not transfer.cancelled() and transfer.exception() is None:
-        opened = transfer.result().lease
-        if opened is not None:
-            store.release(opened)
-
-
-async def _transfer(worker: Worker, missing: _Missing, lease: Lease | None, deadline: float | None) -> Loaded:
+async def _transfer(worker: Worker, missing: _Missing, lease: Lease, deadline: float | None) -> Loaded:
     """Read blocks that the store holds into pages, as far as there is room, and give these to the prefix cache."""
     engine, store, keys = worker.engine, worker.store, missing.keys
     pages = await engine.take_pages(len(keys), behind=missing.head)
@@ -132,7 +125,7 @@ async def _transfer(worker: Worker, missing: _Missing, lease: Lease | None, dead
     try:
         await engine.adopt_pages(list(zip(pages, keys, missing.tokens, strict=False))[: read.blocks])
     except BaseException:
-        if lease is None and read.lease is not None:
+        if not lease.opened:
             store.release(read.lease)
         raise
     return read

@@ -98,4 +98,5 @@ def load_of(worker: Worker, *, draining: bool) -> WorkerLoad:
         evictable_pages=load.evictable_pages,
         steps=load.steps,
         draining=draining,
+        store=worker.store.address,
     )

@@ -13,17 +13,11 @@ from twostroke.kv.refs import ORDINARY, BlockRef, Lease, Terms
 class Tenancy:
     """The lease that a transfer works under, and how what it writes is held.
 
-    Its first call opens a lease where there is none. It is known from then on, also when a later call fails: whoever
-    began the transfer can release it.
+    The first call opens the lease where it is not open yet.
     """
 
-    lease: Lease | None
+    lease: Lease
     terms: Terms = ORDINARY
-
-    @property
-    def lease_id(self) -> str:
-        """As the store's calls take it; empty asks for a new lease."""
-        return self.lease.id if self.lease else ""
 
 
 class BlockTransport(Protocol):

@@ -26,7 +26,6 @@ class StoreCalls:
 
     client: KvStoreClient
     node: Attachment
-    lease_seconds: float
 
     async def reserve(
         self, tenancy: Tenancy, keys: Sequence[bytes], deadline: float | None
@@ -36,14 +35,15 @@ class StoreCalls:
             request = pb.ReserveRequest(
                 incarnation=self.node.incarnation,
                 writer_id=self.node.writer_id,
-                lease_id=tenancy.lease_id,
-                lease_duration=wire.duration_pb(self.lease_seconds),
+                lease_id=tenancy.lease.id,
+                lease_duration=wire.duration_pb(tenancy.lease.seconds),
+                opens=not tenancy.lease.opened,
                 keys=keys,
                 namespace=tenancy.terms.namespace,
                 transient=tenancy.terms.transient,
             )
             response = await self.client.stub.Reserve(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
-        tenancy.lease = messages.lease(response.lease_id, response.lease_duration, self.node.incarnation)
+        tenancy.lease = messages.granted(tenancy.lease, response.lease_duration, self.node)
         reserved, held = messages.reservations(response.reserved), messages.block_slots(response.held)
         self._require_asked(keys, [*(each.key for each in reserved), *(each.block.key for each in held)])
         return reserved, held
@@ -54,7 +54,7 @@ class StoreCalls:
         """Publish blocks; answers the keys that are held and leased now."""
         with self.client.calls_to(self.node, tenancy.lease):
             request = pb.CommitRequest(
-                incarnation=self.node.incarnation, lease_id=tenancy.lease_id, blocks=messages.written_blocks_pb(blocks)
+                incarnation=self.node.incarnation, lease_id=tenancy.lease.id, blocks=messages.written_blocks_pb(blocks)
             )
             response = await self.client.stub.Commit(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
         return frozenset(response.committed)
@@ -72,13 +72,14 @@ class StoreCalls:
         with self.client.calls_to(self.node, tenancy.lease):
             request = pb.AcquireRequest(
                 incarnation=self.node.incarnation,
-                lease_id=tenancy.lease_id,
-                lease_duration=wire.duration_pb(self.lease_seconds),
+                lease_id=tenancy.lease.id,
+                lease_duration=wire.duration_pb(tenancy.lease.seconds),
+                opens=not tenancy.lease.opened,
                 keys=keys,
                 namespace=tenancy.terms.namespace,
             )
             response = await self.client.stub.Acquire(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
-        tenancy.lease = messages.lease(response.lease_id, response.lease_duration, self.node.incarnation)
+        tenancy.lease = messages.granted(tenancy.lease, response.lease_duration, self.node)
         places = messages.block_slots(response.blocks)
         self._require_asked(keys, [place.block.key for place in places])
         return places

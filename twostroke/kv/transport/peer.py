@@ -15,17 +15,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from twostroke.errors import Overloaded, TwostrokeError, Unavailable, WorkerLost
-from twostroke.kv.refs import BlockSlot, Lease
+from twostroke.kv.refs import BlockSlot, Lease, Offer
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A way in which a source gives blocks away. Only transports of the kind can read the address."""
-
-    kind: str
-    address: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 import xxhash
 
 from twostroke.errors import TwostrokeError, Unavailable
-from twostroke.kv.refs import BlockSlot
-from twostroke.kv.transport.peer import Grant, Offer, Pulled, Seal
+from twostroke.kv.refs import BlockSlot, Offer
+from twostroke.kv.transport.peer import Grant, Pulled, Seal
 from twostroke.rpc.channel import connect
 from twostroke.rpc.deadline import remaining
 from twostroke.rpc.status import domain_errors

@@ -45,8 +45,9 @@ class StreamTransport:
         async def pieces() -> AsyncIterator[pb.WriteRequest]:
             yield pb.WriteRequest(
                 incarnation=self._calls.node.incarnation,
-                lease_id=tenancy.lease_id,
-                lease_duration=wire.duration_pb(self._calls.lease_seconds),
+                lease_id=tenancy.lease.id,
+                lease_duration=wire.duration_pb(tenancy.lease.seconds),
+                opens=not tenancy.lease.opened,
                 namespace=tenancy.terms.namespace,
                 transient=tenancy.terms.transient,
             )
@@ -84,7 +85,7 @@ class StreamTransport:
         stored, block, filled = 0, self._empty(), 0
         with self._calls.client.calls_to(self._calls.node, tenancy.lease):
             keys = [place.block.key for place in places]
-            request = pb.ReadRequest(incarnation=self._calls.node.incarnation, lease_id=tenancy.lease_id, keys=keys)
+            request = pb.ReadRequest(incarnation=self._calls.node.incarnation, lease_id=tenancy.lease.id, keys=keys)
             call = self._calls.client.stub.Read(request, timeout=remaining(deadline, at_most=STREAM_SECONDS))
             async for piece in call:
                 whole = stored + len(ready)

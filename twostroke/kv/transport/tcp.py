@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from twostroke.errors import DeadlineExceeded, Overloaded, TwostrokeError
-from twostroke.kv.refs import BlockSlot
+from twostroke.kv.refs import BlockSlot, Offer
 from twostroke.kv.transport import frames
 from twostroke.kv.transport.frames import Names
-from twostroke.kv.transport.peer import Grant, Offer, Pulled, Seal
+from twostroke.kv.transport.peer import Grant, Pulled, Seal
 from twostroke.kv.transport.pull import Connection, Stale, TimeLeft
 
 KIND = "tcp"
