@@ -59,7 +59,7 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
         self._worker.check_addressed(request.incarnation, request.format_digest)
         most = -(-self._worker.loaded.config.max_positions // self._worker.kv_format.block_tokens)
         wire.check_keys(request.keys, most)
-        lease = handoff.lease(request.lease) if request.lease.id else None
+        lease = wire.lease(request.lease) if request.lease.id else None
         deadline = deadline_of(context, asyncio.get_running_loop())
         parent = traceparent_of(context.invocation_metadata())
         with self._telemetry.span("twostroke.prefetch", parent=parent, blocks=len(request.keys)) as span:

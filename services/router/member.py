@@ -195,7 +195,7 @@ class Member:
                 incarnation=incarnation,
                 format_digest=digest,
                 keys=keys,
-                lease=handoff.lease_pb(lease),
+                lease=wire.lease_pb(lease),
             )
             with domain_errors():
                 await self._decode.Prefetch(request, timeout=PREFETCH_SECONDS, metadata=span.metadata)

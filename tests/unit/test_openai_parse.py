@@ -93,12 +93,6 @@ def test_every_parameter_arrives() -> None:
     assert (context.salt, context.session) == ("salt", "session-1")
 
 
-def test_blocks_are_kept_for_as_long_as_is_asked() -> None:
-    assert chat().keep_for is None
-    assert chat(keep_for=90).keep_for == completion(keep_for=90.0).keep_for == 90.0
-    assert chat(prompt_cache_retention="24h").keep_for == 86_400.0
-
-
 def test_content_is_text_or_a_list_of_text_parts() -> None:
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     messages = [{"role": "developer", "content": "Be brief", "name": "ops"}, {"role": "user", "content": parts}]
@@ -225,12 +219,6 @@ CHAT_REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"priority": "urgent"}, "priority"),
     ({"prompt_cache_key": "k" * 129}, "prompt_cache_key"),
     ({"cache_salt": "k" * 129}, "cache_salt"),
-    ({"keep_for": 0}, "keep_for"),
-    ({"keep_for": 86_401}, "keep_for"),
-    ({"keep_for": 1, "cache_policy": "bypass"}, "keep_for"),
-    ({"keep_for": 1, "prompt_cache_retention": "24h"}, "keep_for"),
-    ({"prompt_cache_retention": "in_memory"}, "prompt_cache_retention"),
-    ({"prompt_cache_retention": "24h", "cache_policy": "bypass"}, "prompt_cache_retention"),
     ({"model": "m" * 129}, "model"),
     ({"add_generation_prompt": False}, "add_generation_prompt"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),

@@ -138,17 +138,20 @@ class BlockStoreClient(KvStoreClient):
         pages: Sequence[int],
         terms: Terms = ORDINARY,
         *,
+        source: Lease | None = None,
         deadline: float | None = None,
     ) -> Loaded:
         """Fill pages with the longest held prefix of the keys, which joins the lease, as in `write_blocks`.
 
-        Blocks that the node brings into its arena for it take of the share of `terms`' namespace.
+        Blocks that the node brings into its arena for it take of the share of `terms`' namespace. It gets them from the
+        node of `source`, too, under that lease, and from others that it knows of.
 
         The pages may be given back once this returns or raises, also when it is cancelled.
 
         Raises: TwostrokeError, when the store is in trouble.
         """
         tenancy = Tenancy(lease or self.new_lease(), terms)
+        tenancy.source = source
         count = await self._whole(self._read(tenancy, keys, pages, deadline), None if lease else tenancy.lease)
         return Loaded(tenancy.lease, count)
 

@@ -29,7 +29,7 @@ from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceStub
 
 log = logging.getLogger(__name__)
 
-CALL_SECONDS = 2.0  # bound on any control call: the store answers from memory
+CALL_SECONDS = 2.0  # bound on a control call that the store answers from memory
 ATTACH_SECONDS = 1.0  # for an introduction: whoever asks meanwhile waits for it
 RETRY_SECONDS = 0.2  # between tries to attach; calls in between fail at once
 SILENT_SECONDS = 2.0  # the same, after a node that was attached did not answer
@@ -121,6 +121,10 @@ class KvStoreClient:
     def address(self) -> str:
         """Where other hosts reach the node; empty until we have attached once."""
         return self._address
+
+    def is_elsewhere(self, lease: Lease) -> bool:
+        """Whether a lease is open at another node than ours."""
+        return lease.opened and bool(self._address) and lease.address != self._address
 
     def is_attached(self, node: Attachment) -> bool:
         """Whether calls still go to this very node."""
@@ -229,11 +233,12 @@ class KvStoreClient:
             yield node
 
     @contextmanager
-    def calls_to(self, node: Attachment, lease: Lease | None = None) -> Iterator[None]:
+    def calls_to(self, node: Attachment, lease: Lease | None = None, seconds: float = CALL_SECONDS) -> Iterator[None]:
         """Make calls to this very node inside the block, with gRPC's errors turned into ours.
 
         A node that has restarted is forgotten, so that whoever asks next attaches anew. So is one that is silent for as
-        long as a call may take, and calls fail at once for a while: else each caller would wait that long again.
+        many `seconds` as a call may take, and calls fail at once for a while: else each caller would wait that long
+        again.
 
         Raises: NotFound, when `lease` is of another life of the node; WorkerLost, when the node is; Unavailable, when
             the node is silent.
@@ -241,7 +246,7 @@ class KvStoreClient:
         if lease is not None and lease.opened and lease.incarnation != node.incarnation:
             raise NotFound("the lease ended with an earlier life of the store", field="lease_id")
         clock = asyncio.get_running_loop().time
-        silent_at = clock() + CALL_SECONDS - CLOCK_SECONDS
+        silent_at = clock() + seconds - CLOCK_SECONDS
         try:
             with domain_errors():
                 yield

@@ -22,7 +22,7 @@ from twostroke.wire.common import (
     usage_pb,
 )
 from twostroke.wire.generate import event, event_pb, generate_request, generate_request_pb, new_request_id, writing
-from twostroke.wire.names import check_keys, check_lease_id
+from twostroke.wire.names import check_keys, check_lease_id, lease, lease_pb
 
 __all__ = [
     "cache_policy",
@@ -41,6 +41,8 @@ __all__ = [
     "generate_request_pb",
     "kv_format",
     "kv_format_pb",
+    "lease",
+    "lease_pb",
     "new_request_id",
     "sampling",
     "sampling_pb",

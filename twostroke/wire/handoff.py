@@ -5,30 +5,10 @@ from __future__ import annotations
 from twostroke import limits
 from twostroke.errors import Internal, InvalidRequest
 from twostroke.handoff import Admitted, DecodeOrder, First, Handover, PrefillOrder, Progress, Ticket, Written
-from twostroke.kv.refs import BlockRef, Lease
+from twostroke.kv.refs import BlockRef
 from twostroke.v1 import common_pb2, decode_pb2, prefill_pb2
 from twostroke.wire import common
-from twostroke.wire.names import check_keys, check_lease_id
-
-
-def lease(message: common_pb2.Lease) -> Lease:
-    """Read a lease."""
-    return Lease(
-        id=message.id,
-        seconds=common.seconds(message.duration),
-        incarnation=message.store_incarnation,
-        address=message.store_address,
-    )
-
-
-def lease_pb(value: Lease) -> common_pb2.Lease:
-    """Write a lease."""
-    return common_pb2.Lease(
-        id=value.id,
-        duration=common.duration_pb(value.seconds),
-        store_incarnation=value.incarnation,
-        store_address=value.address,
-    )
+from twostroke.wire.names import check_keys, check_lease_id, lease, lease_pb
 
 
 def ticket(message: common_pb2.Ticket) -> Ticket:

@@ -59,7 +59,7 @@ async def load_prefix(
         keys: in prompt order from the first block.
         tokens: how many each block holds.
         lease: joined by every block that this order reads, and its transient blocks are seen; opened when something is
-            read, where it is not open yet.
+            read, where it is not open yet. One at another host's node is where our node gets blocks that it lacks.
         terms: of the request, as the store takes them.
         deadline: seconds on the loop's clock.
 
@@ -72,17 +72,23 @@ async def load_prefix(
             break
         try:
             # Asking for what is on its way is of no use; and while we ask, another order may have begun.
-            held = 0 if keys[here] in worker.loads else await worker.store.lookup(keys[here:], lease, deadline=deadline)
+            held = 0 if keys[here] in worker.loads else await _held(worker, keys[here:], lease, deadline)
             if keys[here] not in worker.loads:
                 missing = _Missing(keys[:here], keys[here : here + held], tokens[here:], terms)
-                read = await _load(worker, missing, lease, deadline) if held else None
-                return replace(prefix, loaded=read.blocks, lease=read.lease) if read else prefix
+                return await _loaded(worker, missing, prefix, deadline) if held else prefix
             await worker.loads.ended(keys[here : here + 1], at_most=remaining(deadline, at_most=JOIN_SECONDS))
         except TwostrokeError as error:
             log.warning("the store did not answer; computing instead", extra={"reason": error.reason})
             break
         prefix = replace(prefix, joined=max(0, await worker.engine.cached_blocks(keys) - prefix.local))
     return prefix
+
+
+async def _held(worker: Worker, keys: Sequence[bytes], lease: Lease, deadline: float | None) -> int:
+    """How many leading keys our node can bring: all that a lease at another node keeps, it is to be hoped."""
+    if worker.store.is_elsewhere(lease):
+        return len(keys)
+    return await worker.store.lookup(keys, lease, deadline=deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +101,21 @@ class _Missing:
     terms: Terms
 
 
-async def _load(worker: Worker, missing: _Missing, lease: Lease, deadline: float | None) -> Loaded:
+async def _loaded(worker: Worker, missing: _Missing, prefix: Prefix, deadline: float | None) -> Prefix:
+    """The prefix with what is read now: under its lease, or, from another node, under one until the pages hold it."""
+    if not worker.store.is_elsewhere(prefix.lease):
+        read = await _load(worker, missing, prefix.lease, None, deadline)
+        return replace(prefix, loaded=read.blocks, lease=read.lease)
+    read = await _load(worker, missing, worker.store.new_lease(), prefix.lease, deadline)
+    worker.store.release(read.lease)
+    return replace(prefix, loaded=read.blocks)
+
+
+async def _load(
+    worker: Worker, missing: _Missing, lease: Lease, source: Lease | None, deadline: float | None
+) -> Loaded:
     """Begin a transfer and wait for it. A lease that it opens for a caller who has left is released."""
-    transfer = worker.loads.begin(missing.keys, _transfer(worker, missing, lease, deadline))
+    transfer = worker.loads.begin(missing.keys, _transfer(worker, missing, lease, source, deadline))
     try:
         return await asyncio.shield(transfer)
     except asyncio.CancelledError:
@@ -106,14 +124,17 @@ async def _load(worker: Worker, missing: _Missing, lease: Lease, deadline: float
         raise
 
 
-async def _transfer(worker: Worker, missing: _Missing, lease: Lease, deadline: float | None) -> Loaded:
+async def _transfer(
+    worker: Worker, missing: _Missing, lease: Lease, source: Lease | None, deadline: float | None
+) -> Loaded:
     """Read blocks that the store holds into pages, as far as there is room, and give these to the prefix cache."""
     engine, store, keys = worker.engine, worker.store, missing.keys
     pages = await engine.take_pages(len(keys), behind=missing.head)
     if not pages:
         return Loaded(lease, 0)
     try:
-        read = await store.read_blocks(lease, keys[: len(pages)], pages, missing.terms, deadline=deadline)
+        wanted = keys[: len(pages)]
+        read = await store.read_blocks(lease, wanted, pages, missing.terms, source=source, deadline=deadline)
     except TwostrokeError as error:
         engine.release_pages(pages)
         log.warning("store read failed; computing instead", extra={"reason": error.reason})

@@ -13,11 +13,13 @@ from twostroke.kv.refs import ORDINARY, BlockRef, Lease, Terms
 class Tenancy:
     """The lease that a transfer works under, and how what it writes is held.
 
-    The first call opens the lease where it is not open yet.
+    The first call opens the lease where it is not open yet. What the node lacks it may get under `source`, a lease at
+    another node.
     """
 
     lease: Lease
     terms: Terms = ORDINARY
+    source: Lease | None = None
 
 
 class BlockTransport(Protocol):

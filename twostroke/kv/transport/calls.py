@@ -16,6 +16,8 @@ from twostroke.kv.transport import Tenancy
 from twostroke.rpc.deadline import remaining
 from twostroke.v1 import kvstore_pb2 as pb
 
+ACQUIRE_SECONDS = 5.0  # the node may bring blocks from its disk, and from other hosts' nodes: 1 and 2 s at most
+
 
 @dataclass(frozen=True, slots=True)
 class StoreCalls:
@@ -68,8 +70,8 @@ class StoreCalls:
             await self.client.stub.Abandon(request, timeout=CALL_SECONDS)
 
     async def acquire(self, tenancy: Tenancy, keys: Sequence[bytes], deadline: float | None) -> Sequence[BlockSlot]:
-        """Lease the longest held prefix; answers where the blocks lie."""
-        with self.client.calls_to(self.node, tenancy.lease):
+        """Lease the longest prefix that is held or can be brought in; answers where the blocks lie."""
+        with self.client.calls_to(self.node, tenancy.lease, ACQUIRE_SECONDS):
             request = pb.AcquireRequest(
                 incarnation=self.node.incarnation,
                 lease_id=tenancy.lease.id,
@@ -77,8 +79,9 @@ class StoreCalls:
                 opens=not tenancy.lease.opened,
                 keys=keys,
                 namespace=tenancy.terms.namespace,
+                source=wire.lease_pb(tenancy.source) if tenancy.source else None,
             )
-            response = await self.client.stub.Acquire(request, timeout=remaining(deadline, at_most=CALL_SECONDS))
+            response = await self.client.stub.Acquire(request, timeout=remaining(deadline, at_most=ACQUIRE_SECONDS))
         tenancy.lease = messages.granted(tenancy.lease, response.lease_duration, self.node)
         places = messages.block_slots(response.blocks)
         self._require_asked(keys, [place.block.key for place in places])
