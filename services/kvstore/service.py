@@ -63,6 +63,7 @@ class KvStoreService(KvStoreServiceServicer):
             lease_duration=duration_pb(lease.seconds),
             reserved=messages.reservations_pb(reserved.slots),
             held=messages.block_slots_pb(reserved.held),
+            writing=reserved.writing,
         )
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
@@ -149,6 +150,7 @@ class KvStoreService(KvStoreServiceServicer):
         return pb.WriteResponse(
             lease_duration=duration_pb(incoming.lease.seconds),
             committed=[messages.block_ref_pb(each) for each in incoming.committed],
+            writing=incoming.writing,
         )
 
     async def GetStatus(self, request: pb.GetStoreStatusRequest, context: Context) -> pb.GetStoreStatusResponse:

@@ -333,6 +333,7 @@ class ReserveResponse(_message.Message):
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
     RESERVED_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    WRITING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -343,16 +344,21 @@ class ReserveResponse(_message.Message):
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockSlot]:
         """Already held; leased now."""
 
+    @_builtins.property
+    def writing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Left to another writer, who has reserved them: to be waited for."""
+
     def __init__(
         self,
         *,
         lease_duration: _duration_pb2.Duration | None = ...,
         reserved: _abc.Iterable[Global___BlockSlot] | None = ...,
         held: _abc.Iterable[Global___BlockSlot] | None = ...,
+        writing: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "lease_duration", b"lease_duration", "reserved", b"reserved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "lease_duration", b"lease_duration", "reserved", b"reserved", "writing", b"writing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -897,19 +903,25 @@ class WriteResponse(_message.Message):
 
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
+    WRITING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
     def committed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BlockRef]: ...
+    @_builtins.property
+    def writing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """As in ReserveResponse."""
+
     def __init__(
         self,
         *,
         lease_duration: _duration_pb2.Duration | None = ...,
         committed: _abc.Iterable[_common_pb2.BlockRef] | None = ...,
+        writing: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "lease_duration", b"lease_duration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "lease_duration", b"lease_duration", "writing", b"writing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

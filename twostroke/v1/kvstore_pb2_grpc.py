@@ -161,7 +161,7 @@ class KvStoreServiceServicer:
 
     def Reserve(self, request, context):
         """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing may be
-        evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer. When the
+        evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer, if it lives. When the
         arena is full the namespace that holds most of it gives way, to those that hold less.
 
         Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;

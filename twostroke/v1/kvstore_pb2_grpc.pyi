@@ -60,7 +60,7 @@ class KvStoreServiceStub:
     """
     Reserve: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ReserveRequest, _kvstore_pb2.ReserveResponse]
     """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing may be
-    evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer. When the
+    evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer, if it lives. When the
     arena is full the namespace that holds most of it gives way, to those that hold less.
 
     Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
@@ -154,7 +154,7 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     """
     Reserve: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ReserveRequest, _kvstore_pb2.ReserveResponse]  # type: ignore[assignment]
     """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing may be
-    evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer. When the
+    evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer, if it lives. When the
     arena is full the namespace that holds most of it gives way, to those that hold less.
 
     Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
@@ -269,7 +269,7 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.ReserveResponse, _abc.Awaitable[_kvstore_pb2.ReserveResponse]]:
         """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing may be
-        evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer. When the
+        evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer, if it lives. When the
         arena is full the namespace that holds most of it gives way, to those that hold less.
 
         Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
