@@ -93,6 +93,20 @@ async def test_what_an_answer_adds_is_kept_too_and_the_next_turn_finds_it(tmp_pa
         assert (await cluster.client.complete(turn, **HOW)).usage.cached.store == 16 * answer.usage.kept_blocks
 
 
+async def test_a_session_that_pauses_finds_all_its_turns_again_until_it_is_released(tmp_path: Path) -> None:
+    async with small(tmp_path) as cluster:
+        turn, kept = PROMPT, 0
+        for number in range(5):
+            answer = await cluster.client.complete(turn, keep_for=60.0, session="agent", **HOW)
+            assert answer.usage.cached.store == 16 * kept
+            kept = answer.usage.kept_blocks
+            assert kept == (len(turn) + 11) // 16
+            turn = (*turn, *(token.id for token in answer.tokens), *range(100 + number, 120 + number))
+            await flood(cluster)
+        assert (await cluster.client.cache.release(turn)).blocks == kept
+        assert cluster.node.stats().kept == 0
+
+
 async def test_each_choice_is_kept_and_shared_blocks_count_once(tmp_path: Path) -> None:
     async with started(Shape(model=tiny_model(tmp_path / "model"))) as cluster:
         how = {"max_tokens": 40, "temperature": 1.0, "seed": 3, "n": 2, "ignore_eos": True, "keep_for": 5.0}
