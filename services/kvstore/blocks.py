@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from services.kvstore.arena import Arena
 from services.kvstore.spool import Spool
 from twostroke.errors import InvalidRequest, NotFound
+from twostroke.kv.held import News
 from twostroke.kv.layout import ArenaLayout
 from twostroke.kv.limits import StoreLimits, StoreStats
 from twostroke.kv.messages import WrittenBlock
@@ -34,11 +35,12 @@ class Blocks:
         limits: StoreLimits,
         clock: Callable[[], float],
         spool: Spool | None = None,
+        news: News | None = None,
     ) -> None:
         self.arena = arena
         self.layout = layout
         self._spool = spool
-        self._store = BlockStore(layout.slots, limits)
+        self._store = BlockStore(layout.slots, limits, news)
         self._clock = clock
         self._sooner = asyncio.Event()  # something ends before `watch` would wake
         self._wake_at: float | None = None

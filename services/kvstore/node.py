@@ -9,13 +9,18 @@ from collections.abc import Callable
 
 from services.kvstore.arena import Arena
 from services.kvstore.blocks import Blocks
+from services.kvstore.directory.peer import Peer
+from services.kvstore.others import Others
 from services.kvstore.promotion import Promotion
 from services.kvstore.settings import DiskSettings, StoreSettings
 from services.kvstore.spool import Spool, SpoolStats
+from services.kvstore.supply import Supply
 from twostroke.errors import InvalidRequest, Unavailable, WorkerLost
+from twostroke.kv import proof
 from twostroke.kv.format import ELEMENT_BYTES, KvFormat
 from twostroke.kv.layout import ArenaLayout, Attachment, has_total_store_order
 from twostroke.kv.limits import StoreLimits, StoreStats
+from twostroke.kv.refs import Lease, Offer
 from twostroke.kv.tiers.disk import DiskTier
 
 log = logging.getLogger(__name__)
@@ -37,18 +42,23 @@ class Node:
         arena: Arena,
         settings: StoreSettings,
         disk: DiskSettings | None = None,
+        others: Others | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.format: KvFormat | None = None
         self.promotion: Promotion | None = None  # where there is a disk
         self.address = ""  # host:port where other hosts reach the node, as soon as it is known
+        self.offers: tuple[Offer, ...] = ()  # ways in which they may read blocks
+        self.key = proof.node_key(arena.incarnation)  # that leases are signed with in this life
+        self.others = others or Others()
         self._arena = arena
         self._settings = settings
         self._disk = disk or DiskSettings()
         self._spool: Spool | None = None
         self._clock = clock
         self._blocks: Blocks | None = None
+        self._supply: Supply | None = None
         self._cut = asyncio.Event()
 
     @property
@@ -76,16 +86,18 @@ class Node:
         """Most tokens of a block; 0 until the format is known."""
         return self.format.block_tokens if self.format else 0
 
-    def attach(self, kv_format: KvFormat, writer_id: str) -> Attachment:
-        """Introduce a worker.
+    def attach(self, kv_format: KvFormat, writer_id: str, *, follows: bool = False) -> Attachment:
+        """Introduce a worker, or a node that `follows` the format that one has brought.
 
         Raises: InvalidRequest; FormatMismatch, naming the field that differs from the node's; Unavailable, while the
-            node does not know its own address yet.
+            node does not know its own address yet, or has no format to follow.
         """
         if not self.address:
             raise Unavailable("the store is starting")
         if self.format is not None:
             self.format.require_equal(kv_format, who=writer_id or "the caller")
+        elif follows:
+            raise Unavailable("no worker has come yet")
         blocks = self._blocks or self._cut_for(kv_format)
         return Attachment(
             incarnation=self.incarnation,
@@ -94,7 +106,19 @@ class Node:
             max_keys=self.max_keys,
             max_lease_seconds=self._settings.max_lease_seconds,
             address=self.address,
+            offers=self.offers,
         )
+
+    def prove(self, lease: Lease, namespace: str) -> bytes:
+        """What opens the blocks of a lease at this node's data plane, to who names the namespace."""
+        return proof.sign(self.key, incarnation=self.incarnation, lease_id=lease.id, namespace=namespace)
+
+    def supply(self, incarnation: str) -> Supply:
+        """The ways to blocks, for a worker that attached to this incarnation. Raises WorkerLost for any other."""
+        self.blocks(incarnation)
+        if self._supply is None:
+            raise WorkerLost("this store has restarted and is empty; attach again", field="incarnation")
+        return self._supply
 
     def blocks(self, incarnation: str) -> Blocks:
         """The blocks, for a worker that attached to this incarnation. Raises WorkerLost for any other."""
@@ -111,7 +135,8 @@ class Node:
         return (self._spool.stats(), self.promotion.promoted) if self._spool and self.promotion else None
 
     async def close(self) -> None:
-        """Write to disk what waits for it, for a bounded time; the arena is still open."""
+        """Leave the others, and write to disk what waits for it, for a bounded time; the arena is still open."""
+        await self.others.close()
         if self._spool and self.promotion:
             await self.promotion.close()
             await self._spool.close(CLOSE_SECONDS)
@@ -137,15 +162,22 @@ class Node:
             waiting=settings.max_waiting_calls,
         )
         self._spool = self._spool_for(kv_format, layout)
-        self._blocks = Blocks(self._arena, layout, limits, self._clock, self._spool)
+        directory = self.others.join(self._card(), kv_format)
+        self._blocks = Blocks(self._arena, layout, limits, self._clock, self._spool, directory)
         if self._spool:
             self.promotion = Promotion(self._blocks, self._spool, self._disk.disk_read_seconds)
+        self._supply = Supply(self._blocks, self.promotion, self.others.serve(self._blocks, kv_format))
         self.format = kv_format
         self._cut.set()
         log.info(
             "cut the arena", extra={"slots": layout.slots, "block_bytes": layout.block_bytes, "model": kv_format.model}
         )
         return self._blocks
+
+    def _card(self) -> Peer:
+        """How the others will know this node."""
+        offers = tuple((each.kind, each.address.decode()) for each in self.offers)
+        return Peer(incarnation=self.incarnation, address=self.address, offers=offers, started=time.time())
 
     def _spool_for(self, kv_format: KvFormat, layout: ArenaLayout) -> Spool | None:
         directory = self._disk.disk_directory

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
 from services.kvstore.blocks import Blocks
+from services.kvstore.gathering import Need
 from services.kvstore.node import Node
-from services.kvstore.spool import SpoolStats
+from services.kvstore.status import status_pb
 from services.kvstore.streams import Incoming, Piece, Seal, outgoing, receiving
 from twostroke.errors import InvalidRequest
 from twostroke.kv import messages
-from twostroke.kv.refs import BlockSlot, Lease
+from twostroke.kv.refs import Lease
+from twostroke.rpc.deadline import deadline_of
 from twostroke.rpc.interceptor import Context
 from twostroke.v1 import kvstore_pb2 as pb
 from twostroke.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
-from twostroke.wire import check_keys, check_lease_id, duration_pb, kv_format, kv_format_pb
-
-PROMOTE_LEASE_SECONDS = 10.0  # far over the time that a caller waits for a disk
+from twostroke.wire import check_keys, check_lease_id, duration_pb, kv_format
 
 
 class KvStoreService(KvStoreServiceServicer):
@@ -38,12 +37,14 @@ class KvStoreService(KvStoreServiceServicer):
     async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:
         """Introduce a worker."""
         writer = messages.writer_id(request.writer_id) if request.writer_id else ""
-        return messages.attachment_pb(self._node.attach(kv_format(request.format), writer))
+        return messages.attachment_pb(self._node.attach(kv_format(request.format), writer, follows=request.follows))
 
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
         """Count leading keys that are held."""
-        blocks = self._blocks(request.incarnation, request.keys)
-        return pb.LookupResponse(held=blocks.reachable(request.keys, request.lease_id))
+        self._blocks(request.incarnation, request.keys)
+        supply = self._node.supply(request.incarnation)
+        held = await supply.reachable(request.keys, request.lease_id, anywhere=request.anywhere)
+        return pb.LookupResponse(held=held)
 
     async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitResponse:
         """Wait until blocks are held."""
@@ -82,11 +83,14 @@ class KvStoreService(KvStoreServiceServicer):
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireResponse:
         """Lease the longest held prefix."""
         blocks = self._blocks(request.incarnation, request.keys)
+        need = _need(request, context)
         lease = self._lease(blocks, request)
-        places = await self._acquired(blocks, lease, request.keys, messages.namespace(request.namespace))
+        places = await self._node.supply(request.incarnation).acquire(lease, need)
         return pb.AcquireResponse(
             lease_duration=duration_pb(lease.seconds),
             blocks=messages.block_slots_pb(places),
+            proof=self._node.prove(lease, need.namespace),
+            shared=blocks.lookup(place.block.key for place in places),
         )
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewResponse:
@@ -117,15 +121,9 @@ class KvStoreService(KvStoreServiceServicer):
 
     async def Promote(self, request: pb.PromoteRequest, context: Context) -> pb.PromoteResponse:
         """Bring blocks into the arena."""
-        blocks = self._blocks(request.incarnation, request.keys)
-        namespace = messages.namespace(request.namespace)
-        # Under a lease, so that what is there already does not give way to the rest.
-        lease = blocks.lease(secrets.token_hex(16), PROMOTE_LEASE_SECONDS, opens=True)
-        try:
-            held = len(await self._acquired(blocks, lease, request.keys, namespace))
-        finally:
-            blocks.release([lease.id])
-        return pb.PromoteResponse(held=held)
+        self._blocks(request.incarnation, request.keys)
+        supply, namespace = self._node.supply(request.incarnation), messages.namespace(request.namespace)
+        return pb.PromoteResponse(held=await supply.promote(request.keys, namespace))
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[pb.ReadResponse]:
         """Stream leased blocks."""
@@ -155,14 +153,7 @@ class KvStoreService(KvStoreServiceServicer):
 
     async def GetStatus(self, request: pb.GetStoreStatusRequest, context: Context) -> pb.GetStoreStatusResponse:
         """Say how full the node is."""
-        kv = self._node.format
-        disk = self._node.disk_stats()
-        return messages.status_pb(
-            self._node.incarnation,
-            kv_format_pb(kv) if kv else None,
-            self._node.stats(),
-            _disk_pb(*disk) if disk else None,
-        )
+        return status_pb(self._node)
 
     def _blocks(self, incarnation: str, keys: Sequence[bytes] = ()) -> Blocks:
         """The blocks of this life of the node, for a call with well-formed keys."""
@@ -173,16 +164,6 @@ class KvStoreService(KvStoreServiceServicer):
         """The lease that a call works under."""
         lease_id, seconds = check_lease_id(request.lease_id), messages.lease_seconds(request.lease_duration)
         return blocks.lease(lease_id, seconds, opens=request.opens)
-
-    async def _acquired(
-        self, blocks: Blocks, lease: Lease, keys: Sequence[bytes], namespace: str
-    ) -> Sequence[BlockSlot]:
-        """Lease the longest prefix that is in the arena, or can be brought into it soon."""
-        places = blocks.acquire(lease, keys)
-        if self._node.promotion and len(places) < len(keys):
-            await self._node.promotion.promote(lease, keys[len(places) :], namespace)
-            places = blocks.acquire(lease, keys)
-        return places
 
     def _check_leases(self, lease_ids: Sequence[str]) -> None:
         if len(lease_ids) > self._node.max_keys:
@@ -204,17 +185,14 @@ def _require_deadline(context: Context) -> None:
         raise InvalidRequest("a stream of blocks needs a deadline", field="deadline")
 
 
-def _disk_pb(spool: SpoolStats, promoted: int) -> pb.DiskStatus:
-    return pb.DiskStatus(
-        on=spool.tier.on,
-        slots=spool.tier.slots,
-        blocks=spool.tier.blocks,
-        waiting=spool.waiting,
-        failures=spool.tier.failures,
-        damaged=spool.tier.damaged,
-        written=spool.written,
-        promoted=promoted,
-        dropped=spool.dropped + spool.evicted + spool.refused,
+def _need(request: pb.AcquireRequest, context: Context) -> Need:
+    """What a caller wants brought in, and by when. Raises InvalidRequest."""
+    return Need(
+        keys=tuple(request.keys),
+        namespace=messages.namespace(request.namespace),
+        source=messages.source(request.source) if request.HasField("source") else None,
+        own_only=request.own_only,
+        deadline=deadline_of(context, asyncio.get_running_loop()),
     )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.kvstore.directory.settings import DirectorySettings
 from twostroke.kv.tiers.disk import DiskLimits
 from twostroke.rpc.server import ServerSettings
 from twostroke.settings import InvalidSetting, setting
@@ -13,6 +14,7 @@ from twostroke.telemetry import TelemetrySettings
 
 MIN_ARENA_BYTES = 1 << 16
 MAX_AWAIT_SECONDS = 60.0
+MAX_PEER_SECONDS = 2.0  # a worker gives up a node that is silent for longer than this and a disk may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,25 @@ class DataSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings:
+    """What reading from other hosts' nodes may cost this one."""
+
+    peer_seconds: float = setting(
+        2.0, help="how long a caller waits for blocks of other hosts' nodes, at most 2; later ones are misses"
+    )
+    peer_fetches: int = setting(16, help="reads from other nodes at once; a caller beyond that goes without")
+    peer_connections: int = setting(4, help="connections over which blocks come from one node at once")
+    peer_nodes: int = setting(64, help="other nodes that this one stays connected to")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.peer_seconds <= MAX_PEER_SECONDS:
+            raise InvalidSetting("peer_seconds", self.peer_seconds, f"must be over 0 and at most {MAX_PEER_SECONDS:g}")
+        for name in ("peer_fetches", "peer_connections", "peer_nodes"):
+            if getattr(self, name) < 1:
+                raise InvalidSetting(name, getattr(self, name), "must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvStoreSettings:
     """A KV store node: holds blocks of attention keys and values for the workers of one host."""
 
@@ -125,3 +146,5 @@ class KvStoreSettings:
     store: StoreSettings = dataclasses.field(default_factory=StoreSettings)
     disk: DiskSettings = dataclasses.field(default_factory=DiskSettings)
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
+    peers: PeerSettings = dataclasses.field(default_factory=PeerSettings)
+    directory: DirectorySettings = dataclasses.field(default_factory=DirectorySettings)

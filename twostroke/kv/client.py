@@ -135,12 +135,22 @@ class KvStoreClient:
         if self._attachment is node:
             self._attachment = None
 
-    async def lookup(self, keys: Sequence[bytes], lease: Lease | None = None, *, deadline: float | None = None) -> int:
-        """How many leading keys the store holds, also those that only the lease sees. Raises TwostrokeError."""
+    async def lookup(
+        self,
+        keys: Sequence[bytes],
+        lease: Lease | None = None,
+        *,
+        anywhere: bool = False,
+        deadline: float | None = None,
+    ) -> int:
+        """How many leading keys the store holds, also those that only the lease sees.
+
+        Or can bring from other hosts' stores: `anywhere`. Raises TwostrokeError.
+        """
         lease_id = lease.id if lease else ""  # of another node, or an earlier life of this one: adds nothing
 
         async def held(node: Attachment, part: Sequence[bytes]) -> int:
-            request = pb.LookupRequest(incarnation=node.incarnation, keys=part, lease_id=lease_id)
+            request = pb.LookupRequest(incarnation=node.incarnation, keys=part, lease_id=lease_id, anywhere=anywhere)
             return (await self.stub.Lookup(request, timeout=remaining(deadline, at_most=CALL_SECONDS))).held
 
         return await self.leading(held, keys, deadline)

@@ -9,16 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
+from typing import Protocol
 
 from twostroke.kv.leases import Block, LeasedBlocks
 from twostroke.kv.namespaces import Namespaces
 
 
+class News(Protocol):
+    """Is told at once which blocks everyone sees from now on, and which nobody does any more. Does no I/O."""
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        """Everyone sees these blocks now."""
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """These blocks are gone."""
+
+
+class NoNews:
+    """For a store of which nobody else shall know. See News."""
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        """See News."""
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """See News."""
+
+
 class HeldBlocks:
     """Blocks by key. What they take of the space is `spaces`' business."""
 
-    def __init__(self, spaces: Namespaces) -> None:
+    def __init__(self, spaces: Namespaces, news: News) -> None:
         self._spaces = spaces
+        self._news = news
         self._ordinary: dict[bytes, Block] = {}
         self._transient: dict[bytes, Block] = {}  # each under a lease, but for the moment of its commit
 
@@ -59,6 +81,7 @@ class HeldBlocks:
         else:
             self._ordinary[block.key] = block
             self._spaces.add(block.namespace, block.key)
+            self._news.add((block.key,))
 
     def make_ordinary(self, key: bytes) -> bool:
         """Let a transient block stay; answers whether there was one."""
@@ -94,7 +117,10 @@ class HeldBlocks:
     def evict_for(self, namespace: str) -> Block | None:
         """Give up a block so that a namespace may have its slot."""
         key = self._spaces.evict_for(namespace)
-        return None if key is None else self._ordinary.pop(key)
+        if key is None:
+            return None
+        self._news.remove((key,))
+        return self._ordinary.pop(key)
 
     def keep(self, namespace: str, keys: Iterable[bytes], until: float) -> int:
         """Evict leading blocks of a namespace after all its others; answers how many."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,13 +11,13 @@ from google.protobuf.duration_pb2 import Duration
 
 from twostroke.errors import InvalidRequest
 from twostroke.kv.layout import ArenaLayout, Attachment
-from twostroke.kv.limits import StoreStats
 from twostroke.kv.refs import BlockRef, BlockSlot, Lease, Offer, Reservation, Terms
 from twostroke.limits import MAX_NAME_CHARACTERS
 from twostroke.v1 import common_pb2, kvstore_pb2
-from twostroke.wire import duration_pb, seconds
+from twostroke.wire import check_lease_id, duration_pb, lease, seconds
 
 PIECE_BYTES = 1 << 20  # of a block, in one message of Read and Write
+MAX_ADDRESS_CHARACTERS = 300  # host:port
 _WRITER = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
@@ -58,6 +57,15 @@ def namespace(raw: str) -> str:
     if len(raw) > MAX_NAME_CHARACTERS:
         raise InvalidRequest(f"namespace has at most {MAX_NAME_CHARACTERS} characters", field="namespace")
     return raw
+
+
+def source(message: common_pb2.Lease) -> Lease:
+    """Read a lease at another node that has it open."""
+    check_lease_id(message.id)
+    named = message.store_incarnation and message.store_address
+    if not named or max(len(message.store_incarnation), len(message.store_address)) > MAX_ADDRESS_CHARACTERS:
+        raise InvalidRequest("a source names the store that keeps it, and where that is", field="source")
+    return lease(message)
 
 
 def terms(message: kvstore_pb2.ReserveRequest | kvstore_pb2.WriteRequest) -> Terms:
@@ -184,15 +192,3 @@ def offers(messages: Iterable[kvstore_pb2.Offer]) -> tuple[Offer, ...]:
 def offers_pb(values: Iterable[Offer]) -> list[kvstore_pb2.Offer]:
     """Write the ways to a node's blocks."""
     return [kvstore_pb2.Offer(kind=each.kind, address=each.address) for each in values]
-
-
-def status_pb(
-    incarnation: str,
-    kv_format: common_pb2.KvFormat | None,
-    stats: StoreStats,
-    disk: kvstore_pb2.DiskStatus | None = None,
-) -> kvstore_pb2.GetStoreStatusResponse:
-    """Write how full a node is; the counts have the same names in both."""
-    return kvstore_pb2.GetStoreStatusResponse(
-        incarnation=incarnation, format=kv_format, disk=disk, **dataclasses.asdict(stats)
-    )

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from twostroke.kv.barrier import Barrier, Waiter
 from twostroke.kv.claims import Claim, Claims
-from twostroke.kv.held import HeldBlocks
+from twostroke.kv.held import HeldBlocks, News, NoNews
 from twostroke.kv.leases import Block, Leases
 from twostroke.kv.limits import StoreLimits, StoreStats
 from twostroke.kv.namespaces import Namespaces
@@ -51,9 +51,12 @@ class BlockStore:
     """The state of `slots` slots.
 
     Every method takes time in proportion to its arguments and what they end, times the logarithm of what there is.
+
+    Args:
+        news: is told of ordinary blocks, as they come and go.
     """
 
-    def __init__(self, slots: int, limits: StoreLimits) -> None:
+    def __init__(self, slots: int, limits: StoreLimits, news: News | None = None) -> None:
         self._limits = limits
         self._slots = slots
         self._free = deque(range(slots))
@@ -61,7 +64,7 @@ class BlockStore:
         self._leases = Leases(limit=limits.leases, blocks=limits.lease_blocks, seconds=limits.lease_seconds)
         quota = max(1, int(limits.namespace_share * slots))
         self._spaces = Namespaces(quota=quota, keepable=int(limits.keep_share * quota))
-        self._held = HeldBlocks(self._spaces)
+        self._held = HeldBlocks(self._spaces, news or NoNews())
         self._barrier = Barrier(limits.waiting)
 
     def open_lease(self, lease_id: str, seconds: float, now: float) -> float:

@@ -26,10 +26,13 @@ class AttachRequest(_message.Message):
 
     FORMAT_FIELD_NUMBER: _builtins.int
     WRITER_ID_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
     writer_id: _builtins.str
     """Identifies the writer; it holds an flock on "<arena>.writer.<writer_id>" beside the arena for as long as it lives.
     Empty for parties that only look up.
     """
+    follows: _builtins.bool
+    """Set by other hosts' nodes, which follow the format that a worker has fixed and fix none."""
     @_builtins.property
     def format(self) -> _common_pb2.KvFormat: ...
     def __init__(
@@ -37,10 +40,11 @@ class AttachRequest(_message.Message):
         *,
         format: _common_pb2.KvFormat | None = ...,
         writer_id: _builtins.str = ...,
+        follows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["format", b"format"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "writer_id", b"writer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follows", b"follows", "format", b"format", "writer_id", b"writer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -191,9 +195,12 @@ class LookupRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
+    ANYWHERE_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     lease_id: _builtins.str
     """Transient blocks of this lease are held too. Empty, or one that has ended: none are."""
+    anywhere: _builtins.bool
+    """Count what other hosts' nodes hold, too: an Acquire would bring it here."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
@@ -202,10 +209,11 @@ class LookupRequest(_message.Message):
         incarnation: _builtins.str = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
         lease_id: _builtins.str = ...,
+        anywhere: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anywhere", b"anywhere", "incarnation", b"incarnation", "keys", b"keys", "lease_id", b"lease_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -490,12 +498,15 @@ class AcquireRequest(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    OWN_ONLY_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     lease_id: _builtins.str
     opens: _builtins.bool
     """As in ReserveRequest."""
     namespace: _builtins.str
-    """Whose share of the arena blocks take that are brought into it."""
+    """Whose share of the arena blocks take that are brought into it. Part of what `proof` is made over."""
+    own_only: _builtins.bool
+    """Set by other hosts' nodes: this one asks none in its turn, or they would ask each other in circles."""
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -514,10 +525,11 @@ class AcquireRequest(_message.Message):
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
         namespace: _builtins.str = ...,
         source: _common_pb2.Lease | None = ...,
+        own_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "namespace", b"namespace", "opens", b"opens", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "lease_duration", b"lease_duration", "lease_id", b"lease_id", "namespace", b"namespace", "opens", b"opens", "own_only", b"own_only", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -530,8 +542,11 @@ class AcquireResponse(_message.Message):
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
     proof: _builtins.bytes
-    """Opens the blocks of this lease at the node's data plane, for as long as it lives."""
+    """Opens the blocks of this lease at the node's data plane, for as long as it lives, to who names the same namespace."""
+    shared: _builtins.int
+    """How many leading blocks everyone may see; those after are transient, or follow one that is."""
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -542,10 +557,11 @@ class AcquireResponse(_message.Message):
         lease_duration: _duration_pb2.Duration | None = ...,
         blocks: _abc.Iterable[Global___BlockSlot] | None = ...,
         proof: _builtins.bytes = ...,
+        shared: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "lease_duration", b"lease_duration", "proof", b"proof"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "lease_duration", b"lease_duration", "proof", b"proof", "shared", b"shared"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -965,6 +981,8 @@ class GetStoreStatusResponse(_message.Message):
     HONOURED_KEEPS_FIELD_NUMBER: _builtins.int
     EXPIRED_KEEPS_FIELD_NUMBER: _builtins.int
     DISK_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     slots: _builtins.int
     free: _builtins.int
@@ -999,6 +1017,14 @@ class GetStoreStatusResponse(_message.Message):
     def disk(self) -> Global___DiskStatus:
         """Absent without a disk."""
 
+    @_builtins.property
+    def peers(self) -> Global___PeerStatus:
+        """Absent until the first worker attached."""
+
+    @_builtins.property
+    def directory(self) -> Global___DirectoryStatus:
+        """Absent without a directory, and until the first worker attached."""
+
     def __init__(
         self,
         *,
@@ -1021,21 +1047,160 @@ class GetStoreStatusResponse(_message.Message):
         honoured_keeps: _builtins.int = ...,
         expired_keeps: _builtins.int = ...,
         disk: Global___DiskStatus | None = ...,
+        peers: Global___PeerStatus | None = ...,
+        directory: Global___DirectoryStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk", b"_disk", "_format", b"_format", "disk", b"disk", "format", b"format"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_directory", b"_directory", "_disk", b"_disk", "_format", b"_format", "_peers", b"_peers", "directory", b"directory", "disk", b"disk", "format", b"format", "peers", b"peers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk", b"_disk", "_format", b"_format", "committed", b"committed", "disk", b"disk", "evictions", b"evictions", "expired_keeps", b"expired_keeps", "format", b"format", "free", b"free", "ghost_hits", b"ghost_hits", "honoured_keeps", b"honoured_keeps", "incarnation", b"incarnation", "kept", b"kept", "leased_blocks", b"leased_blocks", "leases", b"leases", "namespaces", b"namespaces", "quarantined", b"quarantined", "quota_refusals", b"quota_refusals", "reserved", b"reserved", "slots", b"slots", "transient", b"transient", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_directory", b"_directory", "_disk", b"_disk", "_format", b"_format", "_peers", b"_peers", "committed", b"committed", "directory", b"directory", "disk", b"disk", "evictions", b"evictions", "expired_keeps", b"expired_keeps", "format", b"format", "free", b"free", "ghost_hits", b"ghost_hits", "honoured_keeps", b"honoured_keeps", "incarnation", b"incarnation", "kept", b"kept", "leased_blocks", b"leased_blocks", "leases", b"leases", "namespaces", b"namespaces", "peers", b"peers", "quarantined", b"quarantined", "quota_refusals", b"quota_refusals", "reserved", b"reserved", "slots", b"slots", "transient", b"transient", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__directory: _TypeAlias = _typing.Literal["directory"]  # noqa: Y015
+    _WhichOneofArgType__directory: _TypeAlias = _typing.Literal["_directory", b"_directory"]  # noqa: Y015
     _WhichOneofReturnType__disk: _TypeAlias = _typing.Literal["disk"]  # noqa: Y015
     _WhichOneofArgType__disk: _TypeAlias = _typing.Literal["_disk", b"_disk"]  # noqa: Y015
     _WhichOneofReturnType__format: _TypeAlias = _typing.Literal["format"]  # noqa: Y015
     _WhichOneofArgType__format: _TypeAlias = _typing.Literal["_format", b"_format"]  # noqa: Y015
+    _WhichOneofReturnType__peers: _TypeAlias = _typing.Literal["peers"]  # noqa: Y015
+    _WhichOneofArgType__peers: _TypeAlias = _typing.Literal["_peers", b"_peers"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__directory) -> _WhichOneofReturnType__directory | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__disk) -> _WhichOneofReturnType__disk | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__format) -> _WhichOneofReturnType__format | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peers) -> _WhichOneofReturnType__peers | None: ...
 
 Global___GetStoreStatusResponse: _TypeAlias = GetStoreStatusResponse  # noqa: Y015
+
+@_typing.final
+class PeerStatus(_message.Message):
+    """Blocks between this node and those of other hosts. Counted since the node started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FetchedOverEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    FETCHING_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    FETCHED_FIELD_NUMBER: _builtins.int
+    FETCHED_BYTES_FIELD_NUMBER: _builtins.int
+    FETCHED_OVER_FIELD_NUMBER: _builtins.int
+    MISSES_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    GRANTED_FIELD_NUMBER: _builtins.int
+    fetching: _builtins.int
+    """Reads under way."""
+    nodes: _builtins.int
+    """Nodes that this one has a connection to."""
+    fetched: _builtins.int
+    """Blocks that came, and their bytes."""
+    fetched_bytes: _builtins.int
+    misses: _builtins.int
+    """Times that other nodes were asked and brought nothing."""
+    failures: _builtins.int
+    """Times that a node was in trouble: unreachable, silent, or it sent what it should not."""
+    refused: _builtins.int
+    """Times that nobody was asked, since too many reads were under way."""
+    granted: _builtins.int
+    """Blocks that were leased to other nodes."""
+    @_builtins.property
+    def fetched_over(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Blocks that came over each kind of offer."""
+
+    def __init__(
+        self,
+        *,
+        fetching: _builtins.int = ...,
+        nodes: _builtins.int = ...,
+        fetched: _builtins.int = ...,
+        fetched_bytes: _builtins.int = ...,
+        fetched_over: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        misses: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        granted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "fetched", b"fetched", "fetched_bytes", b"fetched_bytes", "fetched_over", b"fetched_over", "fetching", b"fetching", "granted", b"granted", "misses", b"misses", "nodes", b"nodes", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerStatus: _TypeAlias = PeerStatus  # noqa: Y015
+
+@_typing.final
+class DirectoryStatus(_message.Message):
+    """How the directory is, which says what other hosts' nodes hold. Counted since the node started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UP_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    LOOKUPS_FIELD_NUMBER: _builtins.int
+    UNASKED_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    WRITES_FIELD_NUMBER: _builtins.int
+    REWRITES_FIELD_NUMBER: _builtins.int
+    OVERFLOWS_FIELD_NUMBER: _builtins.int
+    up: _builtins.bool
+    """False while Redis is away: the node serves alone then."""
+    nodes: _builtins.int
+    """Other nodes that it knows."""
+    held: _builtins.int
+    """Keys of this node, and changes to them that Redis has not been told."""
+    waiting: _builtins.int
+    lookups: _builtins.int
+    unasked: _builtins.int
+    """Lookups that knew nothing at once: Redis is away, or too many were open."""
+    failures: _builtins.int
+    """Lookups and writes without an answer."""
+    writes: _builtins.int
+    rewrites: _builtins.int
+    """Of the whole set of keys."""
+    overflows: _builtins.int
+    def __init__(
+        self,
+        *,
+        up: _builtins.bool = ...,
+        nodes: _builtins.int = ...,
+        held: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        lookups: _builtins.int = ...,
+        unasked: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        writes: _builtins.int = ...,
+        rewrites: _builtins.int = ...,
+        overflows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "held", b"held", "lookups", b"lookups", "nodes", b"nodes", "overflows", b"overflows", "rewrites", b"rewrites", "unasked", b"unasked", "up", b"up", "waiting", b"waiting", "writes", b"writes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DirectoryStatus: _TypeAlias = DirectoryStatus  # noqa: Y015
 
 @_typing.final
 class DiskStatus(_message.Message):

@@ -131,16 +131,18 @@ class KvStoreServiceServicer:
     """
 
     def Attach(self, request, context):
-        """Introduces a worker. The first one fixes the block format of the node; all later ones must have the same.
+        """Introduces a worker, or another host's node. The first worker fixes the block format of the node; all who come later
+        must have the same.
 
-        Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field.
+        Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field; UNAVAILABLE, to a node before the first worker came.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Lookup(self, request, context):
-        """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use.
+        """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use. With `anywhere`, also
+        those that the node could get from another host's, as far as the directory tells in time.
 
         Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
         """

@@ -42,12 +42,14 @@ class KvStoreServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KvStoreServiceAsyncStub: ...
     Attach: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.AttachRequest, _kvstore_pb2.AttachResponse]
-    """Introduces a worker. The first one fixes the block format of the node; all later ones must have the same.
+    """Introduces a worker, or another host's node. The first worker fixes the block format of the node; all who come later
+    must have the same.
 
-    Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field.
+    Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field; UNAVAILABLE, to a node before the first worker came.
     """
     Lookup: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.LookupRequest, _kvstore_pb2.LookupResponse]
-    """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use.
+    """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use. With `anywhere`, also
+    those that the node could get from another host's, as far as the directory tells in time.
 
     Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
     """
@@ -136,12 +138,14 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.AttachRequest, _kvstore_pb2.AttachResponse]  # type: ignore[assignment]
-    """Introduces a worker. The first one fixes the block format of the node; all later ones must have the same.
+    """Introduces a worker, or another host's node. The first worker fixes the block format of the node; all who come later
+    must have the same.
 
-    Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field.
+    Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field; UNAVAILABLE, to a node before the first worker came.
     """
     Lookup: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.LookupRequest, _kvstore_pb2.LookupResponse]  # type: ignore[assignment]
-    """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use.
+    """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use. With `anywhere`, also
+    those that the node could get from another host's, as far as the directory tells in time.
 
     Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
     """
@@ -233,9 +237,10 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.AttachRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.AttachResponse, _abc.Awaitable[_kvstore_pb2.AttachResponse]]:
-        """Introduces a worker. The first one fixes the block format of the node; all later ones must have the same.
+        """Introduces a worker, or another host's node. The first worker fixes the block format of the node; all who come later
+        must have the same.
 
-        Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field.
+        Errors: INVALID_REQUEST; KV_FORMAT_MISMATCH, naming the field; UNAVAILABLE, to a node before the first worker came.
         """
 
     @_abc_1.abstractmethod
@@ -244,7 +249,8 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.LookupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.LookupResponse, _abc.Awaitable[_kvstore_pb2.LookupResponse]]:
-        """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use.
+        """Says how many leading keys are held, in the arena or on disk. Never pins, never counts as a use. With `anywhere`, also
+        those that the node could get from another host's, as far as the directory tells in time.
 
         Errors: INVALID_REQUEST, a key is not 16 bytes or there are too many; WORKER_LOST.
         """

@@ -85,10 +85,10 @@ async def load_prefix(
 
 
 async def _held(worker: Worker, keys: Sequence[bytes], lease: Lease, deadline: float | None) -> int:
-    """How many leading keys our node can bring: all that a lease at another node keeps, it is to be hoped."""
-    if worker.store.is_elsewhere(lease):
+    """How many leading keys our node can bring: all, where they were named together with the lease that keeps them."""
+    if lease.opened:
         return len(keys)
-    return await worker.store.lookup(keys, lease, deadline=deadline)
+    return await worker.store.lookup(keys, lease, anywhere=True, deadline=deadline)
 
 
 @dataclass(frozen=True, slots=True)

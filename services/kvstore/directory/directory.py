@@ -65,22 +65,39 @@ class Directory:
         self._peers: tuple[Peer, ...] = ()
         self._work = asyncio.Event()  # changes wait, or Redis is to be probed
         self._open = self._lookups = self._unasked = self._failures = 0
+        self._keeping: asyncio.Task[None] | None = None
+
+    @staticmethod
+    def link(settings: DirectorySettings) -> Link:
+        """A link for one directory, which is not used before `started`. It imports the client of Redis."""
+        return Link(settings.redis_url, MAX_LOOKUPS + 1)
+
+    @classmethod
+    def started(cls, settings: DirectorySettings, me: Peer, format_digest: bytes, link: Link) -> Self:
+        """Keep this node's entries in Redis until `close`.
+
+        Nodes with another `format_digest` (of their KvFormat) do not exist here.
+        """
+        directory = cls(settings, me, format_digest, link)
+        directory._keeping = asyncio.create_task(directory._keep(), name="directory")
+        return directory
 
     @classmethod
     @asynccontextmanager
     async def running(cls, settings: DirectorySettings, me: Peer, format_digest: bytes) -> AsyncIterator[Self]:
-        """Keep this node's entries in Redis inside the block; leaving it takes them back.
-
-        Nodes with another `format_digest` (of their KvFormat) do not exist here.
-        """
-        directory = cls(settings, me, format_digest, Link(settings.redis_url, MAX_LOOKUPS + 1))
-        keeping = asyncio.create_task(directory._keep(), name="directory")
+        """Keep this node's entries in Redis inside the block; leaving it takes them back."""
+        directory = cls.started(settings, me, format_digest, cls.link(settings))
         try:
             yield directory
         finally:
-            keeping.cancel()
-            await asyncio.wait({keeping})
-            await directory._leave()
+            await directory.close()
+
+    async def close(self) -> None:
+        """Take the entries back, if Redis is there, and close the link. Bounded by its time limits."""
+        if self._keeping:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+        await self._leave()
 
     @property
     def peers(self) -> tuple[Peer, ...]:

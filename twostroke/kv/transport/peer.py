@@ -96,6 +96,7 @@ class Peers:
         most: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.moved: Counter[str] = Counter()  # blocks that came, by kind of offer
         self._openers = openers
         self._pause_seconds = pause_seconds
         self._most = most
@@ -124,6 +125,7 @@ class Peers:
         for offer in self.pick(offers):
             pulled = await self._read(offer, grant, blocks[len(whole) :], into[len(whole) :], deadline)
             whole += pulled.blocks
+            self.moved[offer.kind] += len(pulled.blocks)
             if pulled.error is None or not _is_trouble(pulled.error):
                 return Pulled(whole, pulled.error)
             failure = pulled.error
