@@ -119,7 +119,7 @@ class Neighbor:
             self._met = None
             raise
         places = messages.block_slots(response.blocks)
-        if [place.block.key for place in places] != keys[: len(places)]:
+        if [place.block.key for place in places] != list(keys[: len(places)]):
             raise Unavailable("the neighbor answered with blocks that it was not asked for")
         grant = Grant(messages.granted(lease, response.lease_duration, node), namespace, response.proof)
         return Granted(grant, places, min(response.shared, len(places)), node.offers, ours=not lease.opened)
