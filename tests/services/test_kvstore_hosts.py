@@ -11,7 +11,7 @@ import pytest
 from services.kvstore.assembly import introduce
 from services.kvstore.settings import DiskSettings
 from tests.support.directories import settled, told
-from tests.support.hosts import Host, held, host, read, released, written
+from tests.support.neighbors import Host, held, host, read, released, written
 from tests.support.redis import RedisServer, redis_server
 from tests.support.stores import KV_FORMAT, eventually, key, keys, worker
 from tests.support.stores import pages as rows_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.kvstore.directory.breaker import State
-from tests.support.hosts import Host, held, host, read, reader, released, written
+from tests.support.neighbors import Host, held, host, read, reader, released, written
 from tests.support.peers import block_ends, relayed
 from tests.support.redis import redis_server
 from tests.support.storecalls import refusal
