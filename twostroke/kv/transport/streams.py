@@ -41,7 +41,7 @@ class StreamTransport:
     ) -> list[BlockRef]:
         """See BlockTransport. What the store holds already is leased and not sent."""
         keys = [key for key, _ in blocks]
-        held = await self._calls.acquire(tenancy, keys, deadline)
+        held = await self._calls.acquire(tenancy, keys, deadline, own_only=True)
         missing = list(zip(blocks, pages, strict=True))[len(held) :]
         refs = [place.block for place in held]
         if not missing:
