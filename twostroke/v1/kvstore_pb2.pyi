@@ -506,7 +506,9 @@ class AcquireRequest(_message.Message):
     namespace: _builtins.str
     """Whose share of the arena blocks take that are brought into it. Part of what `proof` is made over."""
     own_only: _builtins.bool
-    """Set by other hosts' nodes: this one asks none in its turn, or they would ask each other in circles."""
+    """Set by other hosts' nodes: this one asks none in its turn, or they would ask each other in circles. Set, too, by
+    workers that are about to write what is not here.
+    """
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -1122,7 +1124,7 @@ class PeerStatus(_message.Message):
     refused: _builtins.int
     """Times that nobody was asked, since too many reads were under way."""
     granted: _builtins.int
-    """Blocks that were leased to other nodes."""
+    """Blocks that were leased to other nodes, and to workers that stream what they write: to calls with `own_only`."""
     @_builtins.property
     def fetched_over(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Blocks that came over each kind of offer."""
