@@ -48,6 +48,7 @@ class StoreCalls:
         tenancy.lease = messages.granted(tenancy.lease, response.lease_duration, self.node)
         reserved, held = messages.reservations(response.reserved), messages.block_slots(response.held)
         self._require_asked(keys, [*(each.key for each in reserved), *(each.block.key for each in held)])
+        tenancy.writing.update(response.writing)
         return reserved, held
 
     async def commit(

@@ -63,6 +63,7 @@ class StreamTransport:
         with self._calls.client.calls_to(self._calls.node, tenancy.lease):
             seconds = remaining(deadline, at_most=STREAM_SECONDS)
             response = await self._calls.client.stub.Write(pieces(), timeout=seconds)
+        tenancy.writing.update(response.writing)
         return refs + [messages.block_ref(each) for each in response.committed]
 
     def _pieces(self, blocks: Sequence[tuple[tuple[bytes, int], int]]) -> list[pb.WriteRequest]:
