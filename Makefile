@@ -30,7 +30,7 @@ protos: .venv/dev.stamp
 docs: .venv/dev.stamp
 	.venv/bin/python -m twostroke.routing.stages_page > docs/handoff.md
 
-# Strikes real services at every message of a handoff, their disk and their Redis: about eight minutes a pass.
+# Strikes real services at every message of a handoff, their disk and their Redis: about five minutes a pass.
 faults: .venv/dev.stamp
 	.venv/bin/python -m tests.faults.kit $(ARGS)
 

@@ -243,15 +243,16 @@ class KvStoreClient:
     def calls_to(self, node: Attachment, lease: Lease | None = None, seconds: float = CALL_SECONDS) -> Iterator[None]:
         """Make calls to this very node inside the block, with gRPC's errors turned into ours.
 
-        A node that has restarted is forgotten, so that whoever asks next attaches anew. So is one that is silent for as
-        many `seconds` as a call may take, and calls fail at once for a while: else each caller would wait that long
-        again.
+        A node that has restarted is forgotten, so that whoever asks next attaches anew; a lease of another life may be
+        the first we hear of that. So is one that is silent for as many `seconds` as a call may take, and calls fail at
+        once for a while: else each caller would wait that long again.
 
         Raises: NotFound, when `lease` is of another life of the node; WorkerLost, when the node is; Unavailable, when
             the node is silent.
         """
         if lease is not None and lease.opened and lease.incarnation != node.incarnation:
-            raise NotFound("the lease ended with an earlier life of the store", field="lease_id")
+            self.forget(node)
+            raise NotFound("the lease is of another life of the store", field="lease_id")
         clock = asyncio.get_running_loop().time
         silent_at = clock() + seconds - CLOCK_SECONDS
         try:
