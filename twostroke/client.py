@@ -20,10 +20,11 @@ import grpc
 
 from twostroke import limits, wire
 from twostroke.access.bearer import authorization
-from twostroke.cluster import ModelInfo, WorkerInfo, WorkerLoad
+from twostroke.caching import CacheControl
+from twostroke.cluster import ModelInfo, Status
 from twostroke.errors import InvalidRequest, Overloaded, RouterUnreachable, TwostrokeError, Unavailable
 from twostroke.rpc.channel import connect
-from twostroke.rpc.deadline import remaining
+from twostroke.rpc.deadline import LONGEST_SECONDS, checked_timeout, remaining
 from twostroke.rpc.status import domain_errors
 from twostroke.types import (
     NO_BIAS,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS = 4
 BACKOFF_SECONDS = (0.1, 2.0)  # the first pause, and the longest
-LONGEST_REQUEST_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,26 +62,6 @@ class Completion:
     finish_reason: FinishReason
     usage: Usage  # of the request: the prompt once, all choices summed
     seed: int  # with it the same request gives the same answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatus:
-    """A worker as the router sees it; `info` is None while it cannot be reached."""
-
-    address: str
-    info: WorkerInfo | None
-    load: WorkerLoad
-    available: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """A cluster as its router sees it."""
-
-    ready: bool
-    reason: str
-    workers: tuple[WorkerStatus, ...]
-    open_requests: int
 
 
 class Client:
@@ -110,6 +90,11 @@ class Client:
             await self._channel.close()
             self._channel = None
 
+    @property
+    def cache(self) -> CacheControl:
+        """Advice about the stored blocks of prompts."""
+        return CacheControl(self._stub, self._metadata)
+
     def generate(
         self,
         prompt: str | Sequence[int] | Sequence[Message],
@@ -137,6 +122,7 @@ class Client:
         priority: Priority | None = None,
         cache_policy: CachePolicy = CachePolicy.READ_WRITE,
         cache_salt: str = "",
+        keep_for: float | None = None,
         session: str | None = None,
         request_id: str | None = None,
         timeout: float = 600.0,
@@ -144,6 +130,7 @@ class Client:
         """Stream an answer: Started, then Deltas, a ChoiceFinished per choice, and Usage last.
 
         The prompt is raw text, token ids, or a conversation. Absent parameters mean what they mean in the OpenAI API.
+        `keep_for` seconds after the answer its blocks are evicted last: advice, as in `Client.cache`.
         What may be tried again safely is: until something was generated, after UNAVAILABLE and OVERLOADED, at the
         server's pace, within `timeout` seconds. Leaving the iterator stops the work.
 
@@ -180,12 +167,14 @@ class Client:
             continue_final_message=continue_final_message,
             fold_system=fold_system,
             truncate=truncate,
+            keep_for=keep_for,
         )
         limits.check_request(request)
-        message = _written(request)
+        with wire.writing():
+            message = wire.generate_request_pb(request, output=router_pb2.OUTPUT_TEXT_AND_TOKENS)
         if priority is None:  # what the API key allows decides
             message.ClearField("priority")
-        return self._generate(message, _checked(timeout))
+        return self._generate(message, checked_timeout(timeout))
 
     async def _generate(self, message: router_pb2.GenerateRequest, timeout: float) -> AsyncGenerator[Event, None]:
         deadline = asyncio.get_running_loop().time() + timeout
@@ -205,7 +194,7 @@ class Client:
                 await _pause(attempt, error, deadline)
 
     async def _events(self, message: router_pb2.GenerateRequest, deadline: float) -> AsyncGenerator[Event, None]:
-        seconds = remaining(deadline, at_most=LONGEST_REQUEST_SECONDS)
+        seconds = remaining(deadline, at_most=LONGEST_SECONDS)
         call = self._stub.Generate(message, timeout=seconds, metadata=self._metadata)
         try:
             with domain_errors(lost=RouterUnreachable):
@@ -242,7 +231,7 @@ class Client:
         """The models served. Raises TwostrokeError."""
         with domain_errors(lost=RouterUnreachable):
             response = await self._stub.ListModels(
-                router_pb2.ListModelsRequest(), timeout=_checked(timeout), metadata=self._metadata
+                router_pb2.ListModelsRequest(), timeout=checked_timeout(timeout), metadata=self._metadata
             )
         return tuple(worker_wire.model_info(each) for each in response.models)
 
@@ -250,39 +239,15 @@ class Client:
         """How the cluster is. Raises TwostrokeError."""
         with domain_errors(lost=RouterUnreachable):
             response = await self._stub.GetStatus(
-                router_pb2.GetStatusRequest(), timeout=_checked(timeout), metadata=self._metadata
+                router_pb2.GetStatusRequest(), timeout=checked_timeout(timeout), metadata=self._metadata
             )
-        workers = tuple(
-            WorkerStatus(
-                address=each.address,
-                info=worker_wire.worker_info(each.info) if each.HasField("info") else None,
-                load=worker_wire.load(each.load),
-                available=each.available,
-            )
-            for each in response.workers
-        )
-        return Status(
-            ready=response.ready, reason=response.reason, workers=workers, open_requests=response.open_requests
-        )
+        return worker_wire.status(response)
 
     @property
     def _stub(self) -> RouterServiceAsyncStub:
         if self._channel is None:
             raise RuntimeError("use the client inside `async with`")
         return RouterServiceStub(self._channel)
-
-
-def _checked(timeout: float) -> float:
-    if not 0 < timeout <= LONGEST_REQUEST_SECONDS:
-        raise InvalidRequest(f"timeout must be over 0 and at most {LONGEST_REQUEST_SECONDS:g} s", field="timeout")
-    return timeout
-
-
-def _written(request: GenerateRequest) -> router_pb2.GenerateRequest:
-    try:
-        return wire.generate_request_pb(request, output=router_pb2.OUTPUT_TEXT_AND_TOKENS)
-    except (TypeError, ValueError) as error:  # protobuf's own refusal of a value, as of a negative token id
-        raise InvalidRequest(f"the request has a value that cannot be sent: {error}") from error
 
 
 async def _pause(attempt: int, error: TwostrokeError, deadline: float) -> None:

@@ -55,3 +55,23 @@ class WorkerLoad:
     steps: int = 0
     draining: bool = False
     store: str = ""  # address of its store node, as other hosts reach it; empty until it has found it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """A worker as the router sees it; `info` is None while it cannot be reached."""
+
+    address: str
+    info: WorkerInfo | None
+    load: WorkerLoad
+    available: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A cluster as its router sees it."""
+
+    ready: bool
+    reason: str
+    workers: tuple[WorkerStatus, ...]
+    open_requests: int

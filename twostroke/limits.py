@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from twostroke.errors import InvalidRequest
-from twostroke.types import GenerateRequest, Message, SamplingParams
+from twostroke.types import CachePolicy, GenerateRequest, Message, SamplingParams
 
 MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
@@ -21,6 +21,7 @@ MAX_MESSAGES = 4_096
 MAX_NAME_CHARACTERS = 128  # request id, session, salt, model, message name
 MAX_PROMPT_CHARACTERS = 8 << 20
 MAX_TOKENS = 1 << 20  # far beyond any context; keeps arithmetic small
+MAX_KEEP_SECONDS = 86_400.0
 SEED_BITS = 64
 MESSAGE_BYTES = 16 << 20  # gRPC messages, both ways; bulk data streams in far smaller pieces
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -46,6 +47,10 @@ def check_request(request: GenerateRequest) -> None:
     for stop in request.stop_strings:
         _within("stop", len(stop), 1, MAX_STOP_STRING_CHARACTERS, unit="characters")
     _check_prompt(request.prompt)
+    if request.keep_for is not None:
+        _within("keep_for", request.keep_for, 0, MAX_KEEP_SECONDS, above=True, unit="seconds")
+        if context.cache_policy is CachePolicy.BYPASS:
+            raise InvalidRequest("keep_for needs another cache_policy: bypass leaves nothing to keep", field="keep_for")
 
 
 def check_sampling(sampling: SamplingParams) -> None:

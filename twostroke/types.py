@@ -113,6 +113,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0
     cached: CachedTokens = field(default_factory=CachedTokens)
+    kept_blocks: int | None = None  # of prompt and choices, kept by the store now; None where that was not asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +142,7 @@ class GenerateRequest:
     continue_final_message: bool = False  # the last message is the assistant's and is to be continued
     fold_system: bool = False  # put system messages into the next user turn, for templates that refuse the role
     truncate: bool = False  # drop the oldest of a prompt that does not fit, instead of refusing it
+    keep_for: float | None = None  # seconds after its end for which its blocks shall be evicted last
     traceparent: str | None = None  # W3C trace context of the caller
 
 
@@ -173,6 +175,25 @@ class ChoiceFinished:
 
     choice: int
     reason: FinishReason
+
+
+class Advice(enum.Enum):
+    """What a caller may advise about the stored blocks of a prompt. Never a promise, and it changes no answer."""
+
+    KEEP = "keep"  # evict them last, for a while
+    RELEASE = "release"  # evict them first
+    PREFETCH = "prefetch"  # bring them into memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """What an advice was good for."""
+
+    model: str
+    prompt_tokens: int
+    prompt_blocks: int  # full ones
+    blocks: int  # of these: the leading ones that are kept, or in memory, now; or those that will be evicted first
+    keep_for: float | None = None  # seconds granted; None where nothing was
 
 
 Event = Started | Delta | ChoiceFinished | Usage

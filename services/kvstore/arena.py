@@ -81,6 +81,10 @@ class Arena:
         """Remove what a writer that is gone left behind."""
         remove_if_free(layout.writer_lock_path(self.path, writer))
 
+    def forget_ended_writers(self) -> None:
+        """Remove what all writers that are gone left behind: one that was killed does not do it itself."""
+        remove_writer_locks(self.path)
+
     def _write_header(self, plan: ArenaLayout, slot: int, header: SlotHeader) -> None:
         start = plan.header_at(slot)
         self._map[start : start + plan.header_bytes] = header.pack()
@@ -117,8 +121,7 @@ def open_arena(directory: Path, incarnation: str, size: int) -> Iterator[Arena]:
             try:
                 yield Arena(path, incarnation, mapped)
             finally:
-                for left in directory.glob(f"{path.name}.writer.*"):
-                    _removed(left)
+                remove_writer_locks(path)
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -129,6 +132,12 @@ def remove_leftovers(directory: Path) -> None:
     for path in directory.glob(f"{_PREFIX}*{_SUFFIX}.writer.*"):
         if not path.with_name(path.name.partition(".writer.")[0]).exists():
             _removed(path)
+
+
+def remove_writer_locks(arena: Path) -> None:
+    """Remove the locks of an arena's writers that have ended."""
+    for path in arena.parent.glob(f"{arena.name}.writer.*"):
+        _removed(path)
 
 
 def _removed(path: Path) -> bool:

@@ -125,8 +125,14 @@ class Blocks:
             raise InvalidRequest("the writer must hold its lock beside the arena", field="writer_id")
 
     def reserve(self, lease: Lease, writer: str, keys: Sequence[bytes], terms: Terms = ORDINARY) -> Reserved:
-        """Give a living writer slots for the keys that are not held and lease the others."""
+        """Give a living writer slots for the keys that are not held and lease the others.
+
+        What was reserved for a writer that is gone is taken back first: nobody would wait for it but in vain.
+        """
         now = self._advance()
+        for other in self._store.writers_of(keys) - {writer, self.arena.incarnation}:
+            if not self.arena.writer_lives(other):
+                self._take_back(other)
         reserved = self._store.reserve(lease.id, writer, keys, now, terms)
         for reservation in reserved.slots:
             self.arena.clear(self.layout, reservation)
@@ -177,12 +183,15 @@ class Blocks:
         suspects = self._store.quarantined_writers()
         gone = {writer for writer in suspects if not self.arena.writer_lives(writer)}
         for writer in gone:
-            log.info("a writer is gone; its slots return", extra={"writer": writer})
-            self._store.writer_gone(writer)
-            self.arena.forget_writer(writer)
+            self._take_back(writer)
         for writer in suspects - gone - self._late:
             log.warning("a writer is late; its slots wait until its copy ends", extra={"writer": writer})
         self._late = suspects - gone
+
+    def _take_back(self, writer: str) -> None:
+        log.info("a writer is gone; its slots return", extra={"writer": writer})
+        self._store.writer_gone(writer)
+        self.arena.forget_writer(writer)
 
     async def watch(self) -> None:
         """End what is due when it is due, until cancelled."""

@@ -81,6 +81,11 @@ class Node:
         return self._settings.max_await_seconds
 
     @property
+    def max_keep_seconds(self) -> float:
+        """How long an advice to keep blocks holds, at most."""
+        return self._settings.max_keep_seconds
+
+    @property
     def block_tokens(self) -> int:
         """Most tokens of a block; 0 until the format is known."""
         return self.format.block_tokens if self.format else 0
@@ -98,6 +103,7 @@ class Node:
         elif follows:
             raise Unavailable("no worker has come yet")
         blocks = self._blocks or self._cut_for(kv_format)
+        self._arena.forget_ended_writers()  # where one comes, another may have been killed
         return Attachment(
             incarnation=self.incarnation,
             writer_id=writer_id,

@@ -64,6 +64,7 @@ class KvStoreService(KvStoreServiceServicer):
             lease_duration=duration_pb(lease.seconds),
             reserved=messages.reservations_pb(reserved.slots),
             held=messages.block_slots_pb(reserved.held),
+            writing=reserved.writing,
         )
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
@@ -109,13 +110,20 @@ class KvStoreService(KvStoreServiceServicer):
     async def Keep(self, request: pb.KeepRequest, context: Context) -> pb.KeepResponse:
         """Evict blocks last."""
         blocks = self._blocks(request.incarnation, request.keys)
-        keep_for = messages.duration_seconds(request.keep_for, "keep_for")
-        return pb.KeepResponse(kept=blocks.keep(messages.namespace(request.namespace), request.keys, keep_for))
+        seconds = min(messages.duration_seconds(request.keep_for, "keep_for"), self._node.max_keep_seconds)
+        kept = blocks.keep(messages.namespace(request.namespace), request.keys, seconds)
+        return pb.KeepResponse(kept=kept, keep_for=duration_pb(seconds))
 
     async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:
         """Evict blocks first."""
         blocks = self._blocks(request.incarnation, request.keys)
         return pb.ForgetResponse(forgotten=blocks.forget(messages.namespace(request.namespace), request.keys))
+
+    async def Promote(self, request: pb.PromoteRequest, context: Context) -> pb.PromoteResponse:
+        """Bring blocks into the arena."""
+        self._blocks(request.incarnation, request.keys)
+        supply, namespace = self._node.supply(request.incarnation), messages.namespace(request.namespace)
+        return pb.PromoteResponse(held=await supply.promote(request.keys, namespace))
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[pb.ReadResponse]:
         """Stream leased blocks."""
@@ -140,6 +148,7 @@ class KvStoreService(KvStoreServiceServicer):
         return pb.WriteResponse(
             lease_duration=duration_pb(incoming.lease.seconds),
             committed=[messages.block_ref_pb(each) for each in incoming.committed],
+            writing=incoming.writing,
         )
 
     async def GetStatus(self, request: pb.GetStoreStatusRequest, context: Context) -> pb.GetStoreStatusResponse:

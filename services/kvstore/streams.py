@@ -70,6 +70,7 @@ class Incoming:
     def __init__(self, blocks: Blocks, lease: Lease, terms: Terms, max_blocks: int) -> None:
         self.lease = lease
         self.committed: list[BlockRef] = []
+        self.writing: list[bytes] = []  # left to another writer
         self._blocks = blocks
         self._terms = terms
         self._left = max_blocks
@@ -109,6 +110,7 @@ class Incoming:
         self._left -= 1
         reserved = self._blocks.reserve(self.lease, self._blocks.arena.incarnation, [key], self._terms)
         self.committed += [place.block for place in reserved.held]
+        self.writing += reserved.writing
         self._open = _OpenBlock(next(iter(reserved.slots), None))
         return self._open
 

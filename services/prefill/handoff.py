@@ -25,6 +25,7 @@ from twostroke.worker.worker import Worker
 log = logging.getLogger(__name__)
 PULSE_SECONDS = 10.0  # at most; a third of the lease where that is shorter
 WRITER_SECONDS = 1.0  # for a block that another publication is writing: two calls and a copy
+WRITES = 3  # tries to store a block, each behind the end of another writer
 
 
 class Handoff:
@@ -132,26 +133,54 @@ class Publication:
     async def _write(self, blocks: Sequence[FilledBlock]) -> bool:
         """Write blocks, or lease what others have written; answers whether the lease keeps all of them.
 
-        Whoever reserved a block first writes it. Others wait, then lease it; or write it, where that came to nothing.
+        Whoever reserved a block first writes it, here or in another worker. Others wait, then lease it; or write it,
+        where that came to nothing.
         """
+        missing, until = blocks, asyncio.get_running_loop().time() + WRITER_SECONDS
         try:
             with self._patience.waiting() as soon:
-                await self._others_ended(blocks, soon)
-                missing = await self._write_once(blocks, soon)
-                if missing and await self._others_ended(missing, soon):
-                    missing = await self._write_once(missing, soon)
+                await self._others_here_ended(missing, soon)
+                for _ in range(WRITES):
+                    missing, writing = await self._write_once(missing, soon)
+                    if not missing or not await self._others_ended(missing, writing, until, soon):
+                        break
         except TwostrokeError as error:
             log.warning("publishing failed; the ticket will name fewer blocks", extra={"reason": error.reason})
             return False
         return not missing
 
-    async def _others_ended(self, blocks: Sequence[FilledBlock], deadline: float | None) -> bool:
-        """Wait briefly for who is writing some of these blocks; answers whether somebody was, and has ended."""
+    async def _others_ended(
+        self, blocks: Sequence[FilledBlock], writing: frozenset[bytes], until: float, deadline: float | None
+    ) -> bool:
+        """Wait briefly for who is writing some of these blocks; answers whether it is worth to look again.
+
+        Args:
+            blocks: what is missing.
+            writing: what the store left to another writer, of this worker or of another one.
+            until: when waiting for another worker ends, on the loop's clock. A look behind that still is of use: what
+                a writer reserved that is gone is given to who asks next.
+            deadline: of every call.
+        """
+        if await self._others_here_ended(blocks, deadline):
+            return True
+        elsewhere = [block.key for block in blocks if block.key in writing]
+        seconds = until - asyncio.get_running_loop().time()
+        if not elsewhere or seconds <= 0:
+            return False
+        await self._worker.store.await_committed(elsewhere, seconds, deadline=deadline)
+        return True
+
+    async def _others_here_ended(self, blocks: Sequence[FilledBlock], deadline: float | None) -> bool:
         seconds = remaining(deadline, at_most=WRITER_SECONDS)
         return await self._worker.writes.ended([block.key for block in blocks], at_most=seconds)
 
-    async def _write_once(self, blocks: Sequence[FilledBlock], deadline: float | None) -> Sequence[FilledBlock]:
-        """Note the blocks that are stored and leased now, up to the first that is not; answers the others."""
+    async def _write_once(
+        self, blocks: Sequence[FilledBlock], deadline: float | None
+    ) -> tuple[Sequence[FilledBlock], frozenset[bytes]]:
+        """Note the blocks that are stored and leased now, up to the first that is not.
+
+        Answers the others, and which are left to another writer.
+        """
         named = [(block.key, block.tokens) for block in blocks]
         pages = [block.page for block in blocks]
         writing = self._worker.store.write_blocks(self._lease, named, pages, self._terms, deadline=deadline)
@@ -160,7 +189,7 @@ class Publication:
         stored = {ref.key: ref for ref in written.refs}
         leading = list(takewhile(lambda block: block.key in stored, blocks))
         self._refs += [stored[block.key] for block in leading]
-        return blocks[len(leading) :]
+        return blocks[len(leading) :], written.writing
 
     async def keep(self) -> None:
         """Prolong the lease while the prompt waits."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from services.router.access import access
 from services.router.accounting import Ledger
+from services.router.advisor import Advisor
 from services.router.dispatch import Dispatch
 from services.router.fleet import Fleet
 from services.router.gateway.app import http_door
@@ -50,7 +51,8 @@ async def assembled(settings: RouterSettings, spans: Telemetry) -> AsyncIterator
             Stores.connected(lambda: fleet.kv_format, lambda: fleet.stores) as stores,
         ):
             placer = Placer(fleet, index, told.worker_wait_seconds)
-            dispatch = Dispatch(fleet, placer, stores, ledger, metrics, spans)
+            advisor = Advisor(stores, metrics, told.advice_calls)
+            dispatch = Dispatch(fleet, placer, stores, advisor, ledger, metrics, spans)
             service = RouterService(dispatch, fleet, gate, known, told)
             async with (
                 serving(settings.server, service, gate=gate, guard=Guard(known), ready=False) as server,

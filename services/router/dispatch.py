@@ -10,18 +10,19 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from services.router.accounting import Account, Ledger
+from services.router.advisor import Advisor, Retention
 from services.router.answer import Answer
 from services.router.errand import Errand
 from services.router.fleet import Fleet, ServedModel
 from services.router.gateway.generator import ModelCard
 from services.router.metrics import Metrics
 from services.router.placer import Placer
-from services.router.prompt import prepare
+from services.router.prompt import Prompt, prepare
 from services.router.stores import Stores
 from twostroke.cluster import Role
-from twostroke.errors import Unavailable
+from twostroke.errors import DeadlineExceeded, Unavailable
 from twostroke.telemetry import Span, Telemetry, log_as
-from twostroke.types import ChoiceFinished, Delta, Event, GenerateRequest, Started, Usage
+from twostroke.types import Advice, Advised, ChoiceFinished, Delta, Event, GenerateRequest, Started, Usage
 
 TOKENIZER_THREADS = 2
 ID_CHARACTERS = 100  # of the caller's id inside the cluster's
@@ -35,6 +36,7 @@ class Dispatch:
         fleet: Fleet,
         placer: Placer,
         stores: Stores,
+        advisor: Advisor,
         ledger: Ledger,
         metrics: Metrics,
         telemetry: Telemetry,
@@ -42,6 +44,7 @@ class Dispatch:
         self._fleet = fleet
         self._placer = placer
         self._stores = stores
+        self._advisor = advisor
         self._ledger = ledger
         self._metrics = metrics
         self._telemetry = telemetry
@@ -104,11 +107,8 @@ class Dispatch:
         ):
             log_as(request.context.request_id, span)
             model = self._require_model()
-            with span.child("twostroke.tokenize") as tokenizing:
-                loop = asyncio.get_running_loop()
-                inner = _told_apart(request)
-                prompt = await loop.run_in_executor(self._threads, prepare, model, inner)
-                tokenizing.set(prompt_tokens=len(prompt.ids))
+            inner = _told_apart(request)
+            prompt = await self._prepared(model, inner, span)
             account.model, account.prompt_tokens = model.info.id, len(prompt.ids)
             yield Started(
                 request_id=request.context.request_id,
@@ -119,7 +119,10 @@ class Dispatch:
                 truncated_tokens=prompt.truncated_tokens,
             )
             answer = Answer(request.n, model.tokenizer, request.stop_strings, min_tokens=prompt.stops.min_tokens)
-            errand = Errand(self._placer, self._stores, self._metrics, inner, prompt, answer, account, deadline)
+            retention = Retention(self._advisor, inner, prompt)
+            errand = Errand(
+                self._placer, self._stores, self._metrics, inner, prompt, answer, account, retention, deadline
+            )
             async with aclosing(self._answered(errand, answer, account, span)) as events:
                 async for event in events:
                     yield event
@@ -127,8 +130,53 @@ class Dispatch:
                 prompt_tokens=account.prompt_tokens,
                 completion_tokens=account.completion_tokens,
                 cached=account.cached,
+                kept_blocks=await retention.answered([choice.emitted for choice in answer.choices]),
             )
             span.set(output_tokens=account.completion_tokens, cached_tokens=account.cached.total)
+
+    async def advise(self, advice: Advice, request: GenerateRequest, deadline: float) -> Advised:
+        """Advise the store about the blocks of a request's prompt, of the caller's own namespace.
+
+        A store that is away, or holds nothing of it, is an advice that was good for no block.
+
+        Args:
+            advice: what to do.
+            request: checked by `twostroke.limits`; what does not concern its prompt means nothing.
+            deadline: event loop time.
+        Raises: TwostrokeError.
+        """
+        context = request.context
+        attributes = {"request_id": context.request_id, "advice": advice.value}
+        with (
+            self._advisor.admitted(context.namespace),
+            self._telemetry.span("twostroke.advice", parent=request.traceparent, **attributes) as span,
+        ):
+            log_as(context.request_id, span)
+            model = self._require_model()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    prompt = await self._prepared(model, request, span)
+                    done = await self._advisor.advise(
+                        advice, context.namespace, prompt.keys, request.keep_for or 0.0, deadline
+                    )
+            except TimeoutError:
+                raise DeadlineExceeded("the call's time is up") from None
+            blocks = done.blocks if done else 0
+            span.set(blocks=len(prompt.keys), advised_blocks=blocks)
+            return Advised(
+                model=model.info.id,
+                prompt_tokens=len(prompt.ids),
+                prompt_blocks=len(prompt.keys),
+                blocks=blocks,
+                keep_for=done.seconds if done and advice is Advice.KEEP else None,
+            )
+
+    async def _prepared(self, model: ServedModel, request: GenerateRequest, span: Span) -> Prompt:
+        with span.child("twostroke.tokenize") as tokenizing:
+            loop = asyncio.get_running_loop()
+            prompt = await loop.run_in_executor(self._threads, prepare, model, request)
+            tokenizing.set(prompt_tokens=len(prompt.ids))
+        return prompt
 
     async def _answered(
         self, errand: Errand, answer: Answer, account: Account, span: Span

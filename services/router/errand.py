@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from services.router.accounting import Account
+from services.router.advisor import Retention
 from services.router.answer import Answer, Choice
 from services.router.handoffs import Handoffs
 from services.router.member import Member
@@ -44,6 +45,7 @@ class Errand:
         prompt: Prompt,
         answer: Answer,
         account: Account,
+        retention: Retention,
         deadline: float | None,
     ) -> None:
         self._placer = placer
@@ -53,6 +55,7 @@ class Errand:
         self._prompt = prompt
         self._answer = answer
         self._account = account
+        self._retention = retention
         self._deadline = deadline if deadline is not None else asyncio.get_running_loop().time() + NO_DEADLINE_SECONDS
         self._avoid: set[str] = set()  # incarnations that failed this request
         self._handoffs = Handoffs(answer.choices, metrics)
@@ -86,6 +89,7 @@ class Errand:
             with span.child("twostroke.handoff", blocks=len(ticket.blocks) if ticket else 0) as handing_over:
                 tenure.expect(choice.index for choice in choices)
                 async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._retention.prompt_stored())
                     for choice in choices:
                         tasks.create_task(self._finish(choice, decode, ticket, tenure, stored, handing_over))
 

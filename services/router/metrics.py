@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from twostroke.routing.stages import Event, Stage
+from twostroke.types import Advice
 
 if TYPE_CHECKING:
     from services.router.accounting import Account
@@ -63,6 +64,15 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self._advice = Counter(
+            "twostroke_cache_advice",
+            "Advice about the stored blocks of a prompt: good for all of them, for some or none, or why not",
+            ["advice", "outcome"],
+            registry=registry,
+        )
+        self._advised_blocks = Counter(
+            "twostroke_cache_advised_blocks", "Blocks that advice was good for", ["advice"], registry=registry
+        )
         self.open_requests = Gauge("twostroke_open_requests", "Requests in progress", registry=registry)
         self.workers = Gauge("twostroke_workers_available", "Workers that take work", ["role"], registry=registry)
 
@@ -83,6 +93,11 @@ class Metrics:
             self._stages.labels(before.value).dec()
             if after is not Stage.DONE:
                 self._stages.labels(after.value).inc()
+
+    def advised(self, advice: Advice, outcome: str, blocks: int) -> None:
+        """Count advice that was given to the store."""
+        self._advice.labels(advice.value, outcome).inc()
+        self._advised_blocks.labels(advice.value).inc(blocks)
 
     def ended(self, account: Account, outcome: str) -> None:
         """Count a request at its end."""

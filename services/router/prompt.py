@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.router.fleet import ServedModel
@@ -19,9 +20,16 @@ class Prompt:
     """A request in tokens."""
 
     ids: tuple[int, ...]
+    root: bytes  # the parent of its first block
+    block_tokens: int
     keys: tuple[bytes, ...]  # of its full blocks
     stops: StopConditions
     truncated_tokens: int = 0
+
+    def keys_with(self, emitted: Sequence[int]) -> tuple[bytes, ...]:
+        """Keys of the full blocks that there are once a choice has emitted so many; of its last token nothing is."""
+        rest = (*self.ids[len(self.keys) * self.block_tokens :], *emitted[:-1])
+        return (*self.keys, *block_keys(self.keys[-1] if self.keys else self.root, rest, self.block_tokens))
 
 
 def prepare(model: ServedModel, request: GenerateRequest) -> Prompt:
@@ -54,9 +62,15 @@ def prepare(model: ServedModel, request: GenerateRequest) -> Prompt:
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
     )
-    root = request_root(model.kv_format.digest, request.context)
-    keys = tuple(block_keys(root, ids, model.kv_format.block_tokens))
-    return Prompt(ids=ids, keys=keys, stops=stops, truncated_tokens=len(whole) - len(ids))
+    root, block_tokens = request_root(model.kv_format.digest, request.context), model.kv_format.block_tokens
+    return Prompt(
+        ids=ids,
+        root=root,
+        block_tokens=block_tokens,
+        keys=tuple(block_keys(root, ids, block_tokens)),
+        stops=stops,
+        truncated_tokens=len(whole) - len(ids),
+    )
 
 
 def _truncated(model: ServedModel, request: GenerateRequest, ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -20,15 +20,17 @@ class DispatchSettings:
         10.0, help="without a report for so long a worker counts as lost; it reports four times a second"
     )
     request_seconds: float = setting(600.0, help="time limit of a gRPC request that has no deadline")
-    index_keys: int = setting(100_000, help="block keys whose place is remembered")
+    index_keys: int = setting(100_000, help="block keys whose place is remembered, at 200 bytes each")
+    advice_calls: int = setting(16, help="calls that one namespace may have open to keep, release or prefetch prompts")
     usage_log: Path | None = setting(None, help="file to which one JSON line a request is appended; unset logs it")
 
     def __post_init__(self) -> None:
         for name in ("worker_wait_seconds", "worker_silence_seconds", "request_seconds"):
             if not 0 < getattr(self, name) <= 86_400:
                 raise InvalidSetting(name, getattr(self, name), "must be over 0 and at most 86400")
-        if self.index_keys < 1:
-            raise InvalidSetting("index_keys", self.index_keys, "must be at least 1")
+        for name in ("index_keys", "advice_calls"):
+            if getattr(self, name) < 1:
+                raise InvalidSetting(name, getattr(self, name), "must be at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

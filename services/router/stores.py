@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from twostroke.errors import TwostrokeError, Unavailable
 from twostroke.kv.client import KvStoreClient
@@ -13,6 +14,7 @@ from twostroke.kv.format import KvFormat
 from twostroke.kv.refs import Lease
 from twostroke.rpc.channel import connect
 
+T = TypeVar("T")
 MAX_STORES = 1_024  # that are known at once; one more is as good as away
 
 
@@ -46,14 +48,20 @@ class Stores:
 
         Nodes that do not answer hold none. Raises TwostrokeError, when none answers.
         """
-        clients = [self._at(address) for address in self._addresses()]
-        asked = (client.lookup(keys, deadline=deadline) for client in clients)
+        return max(await self.answers(lambda node: node.lookup(keys, deadline=deadline)), default=0)
+
+    async def answers(self, ask: Callable[[KvStoreClient], Awaitable[T]]) -> list[T]:
+        """What each node answers, all asked at once; those that fail say nothing.
+
+        Raises: TwostrokeError, when none answers.
+        """
+        asked = (ask(self._at(address)) for address in self._addresses())
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        counts = [answer for answer in answers if isinstance(answer, int)]
+        told = [answer for answer in answers if not isinstance(answer, BaseException)]
         for answer in answers:
-            if isinstance(answer, BaseException) and not (counts and isinstance(answer, TwostrokeError)):
+            if isinstance(answer, BaseException) and not (told and isinstance(answer, TwostrokeError)):
                 raise answer
-        return max(counts, default=0)
+        return told
 
     async def renew(self, lease: Lease) -> None:
         """Prolong a lease. Raises NotFound, when it has ended; TwostrokeError."""

@@ -117,11 +117,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     def reserved(self, lease: str, writer: str, keys: list[bytes], terms: Terms) -> Sequence[Reservation]:
         wanted = {key for key in keys if not self.model.find(key) and not self.model.written(key)}
+        others = {key for key in keys if self.model.written(key)}
         try:
             reserved = self.store.reserve(lease, writer, keys, self.model.now, terms)
         except NotFound:
             assert not self.model.alive(lease)
             return ()
+        assert set(reserved.writing) == others
         if not terms.transient:
             self.model.made_ordinary(keys)
         self.model.used(lease, reserved.held)

@@ -95,7 +95,7 @@ tokens = st.builds(Token, uint32) | st.builds(
 )
 many_tokens = st.lists(tokens, max_size=4).map(tuple)
 caches = made(CachedTokens, local=uint32, store=uint32)
-usages = made(Usage, prompt_tokens=uint32, completion_tokens=uint32, cached=caches)
+usages = made(Usage, prompt_tokens=uint32, completion_tokens=uint32, cached=caches, kept_blocks=st.none() | uint32)
 formats = made(
     KvFormat,
     weights_digest=digests,
@@ -113,6 +113,7 @@ prefill_orders = made(
     sampling=samplings,
     stops=stops,
     choices=st.integers(1, limits.MAX_CHOICES),
+    lease_id=st.binary(min_size=16, max_size=16).map(bytes.hex),
 )
 decode_orders = made(
     DecodeOrder,
@@ -174,10 +175,12 @@ callers = made(  # tenant, namespace and attempt are not a caller's to choose
 
 @st.composite
 def generate_requests(draw: st.DrawFn) -> GenerateRequest:
+    context = draw(callers)
+    keeps = context.cache_policy is not CachePolicy.BYPASS
     prompt = draw(names | prompts(uint32) | prompts(turns))
     most = draw(st.none() | st.integers(1, limits.MAX_TOKENS))
     return GenerateRequest(
-        context=draw(callers),
+        context=context,
         prompt=prompt,
         sampling=draw(samplings),
         max_tokens=most,
@@ -188,6 +191,7 @@ def generate_requests(draw: st.DrawFn) -> GenerateRequest:
         n=draw(st.integers(1, limits.MAX_CHOICES)),
         model=draw(names),
         continue_final_message=isinstance(prompt[0], Turn) and draw(st.booleans()),
+        keep_for=draw(st.none() | st.integers(1, 2**46).map(lambda count: count / 1e9)) if keeps else None,
     )
 
 

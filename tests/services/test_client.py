@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests.support.scripted_router import PROMPT_TOKENS, ScriptedRouter, answer, talking_to
+from twostroke import wire
 from twostroke.client import Client
 from twostroke.errors import BlocksMissing, ContextTooLong, InvalidRequest, NotFound
-from twostroke.types import FinishReason, Message
+from twostroke.types import CachePolicy, FinishReason, Message
 from twostroke.v1 import common_pb2
 
 
@@ -57,6 +58,7 @@ async def test_every_parameter_reaches_the_router() -> None:
             ignore_eos=True,
             model="tiny",
             cache_salt="salt",
+            keep_for=2.5,
             session="s",
             request_id="mine",
         )
@@ -67,6 +69,7 @@ async def test_every_parameter_reaches_the_router() -> None:
     assert (stops.max_tokens, stops.min_tokens, list(stops.stop_token_ids), stops.ignore_eos) == (9, 2, [8], True)
     assert list(request.stop_strings) == ["END"]
     assert (request.model, request.cache_salt, request.session, request.request_id) == ("tiny", "salt", "s", "mine")
+    assert wire.seconds(request.keep_for) == 2.5
     assert request.priority == common_pb2.PRIORITY_UNSPECIFIED
 
 
@@ -79,6 +82,8 @@ async def test_every_parameter_reaches_the_router() -> None:
         ({"seed": -1}, "seed"),
         ({"n": 2}, "n"),
         ({"timeout": 0.0}, "timeout"),
+        ({"keep_for": 0.0}, "keep_for"),
+        ({"keep_for": 5.0, "cache_policy": CachePolicy.BYPASS}, "keep_for"),
         ({"prompt": [-5]}, None),
         ({"prompt": [2**40]}, None),
         ({"stop_token_ids": [-1]}, None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from tests.support.stores import (
     KV_FORMAT,
+    WAIT_SECONDS,
     key,
     keys,
     named,
@@ -184,3 +186,28 @@ async def test_shared_memory_is_chosen_where_it_works_and_no_lock_stays_behind(t
             assert len(store.files()) == len(store.own_files) + 1
         assert store.files() == store.own_files
     assert store.files() == []
+
+
+async def test_who_hears_of_a_later_life_by_its_lease_alone_attaches_to_it(tmp_path: Path) -> None:
+    rows, into = pages(1), np.zeros((1, KV_FORMAT.block_bytes), np.uint8)
+    async with AsyncExitStack() as life:
+        first = await life.enter_async_context(serving_store(tmp_path))
+        async with worker(first, into) as reader:
+            await life.aclose()
+            async with serving_store(tmp_path, listen=first.address) as second, worker(second, rows) as writer:
+                stored = await writer.write_blocks(None, named(1), [0])
+                with pytest.raises(NotFound):
+                    await reader.read_blocks(stored.lease, keys(1), [0])
+                async with asyncio.timeout(WAIT_SECONDS):
+                    while (loaded := await attempt(reader, stored.lease)) is None:
+                        await asyncio.sleep(0.02)
+                assert loaded == 1
+                assert np.array_equal(into, rows)
+
+
+async def attempt(reader: BlockStoreClient, lease: Lease) -> int | None:
+    """Blocks that were read; None while the connection is not there again."""
+    try:
+        return (await reader.read_blocks(lease, keys(1), [0])).blocks
+    except Unavailable:
+        return None

@@ -12,6 +12,7 @@ import pytest
 from services.kvstore.settings import DiskSettings
 from services.kvstore.spool import SpoolStats
 from tests.support.stores import Store, eventually, keys, named, pages, serving_store, worker
+from twostroke.kv.advice import StoreAdvice
 from twostroke.kv.blocks import TransportChoice
 from twostroke.kv.refs import Terms
 
@@ -57,6 +58,17 @@ async def test_blocks_that_left_the_arena_come_back_from_disk(tmp_path: Path, tr
             count, found = await read(store, 10, transport)
             assert count == 10
             assert np.array_equal(found[:10], rows[:10])
+        assert store.idle
+
+
+async def test_blocks_can_be_brought_into_the_arena_ahead_of_their_use(tmp_path: Path) -> None:
+    rows = pages(BLOCKS, seed=1)
+    async with serving_store(tmp_path, slots=SLOTS, disk=disk(tmp_path)) as store:
+        await written(store, rows, TransportChoice.SHARED_MEMORY)
+        async with worker(store, rows) as client:
+            assert store.blocks.lookup(keys(*range(10))) == 0
+            assert await StoreAdvice(client).promote("default", keys(*range(10))) == 10
+            assert store.blocks.lookup(keys(*range(10))) == 10
         assert store.idle
 
 

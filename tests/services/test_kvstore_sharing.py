@@ -15,6 +15,7 @@ from tests.support.stores import KV_FORMAT, copies_held, eventually, keys, named
 from twostroke import wire
 from twostroke.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable, WorkerLost
 from twostroke.kv import messages
+from twostroke.kv.advice import Kept, StoreAdvice
 from twostroke.kv.blocks import TransportChoice
 from twostroke.kv.client import KvStoreClient
 from twostroke.kv.refs import Terms
@@ -148,8 +149,9 @@ async def test_advice_is_taken_and_counted(tmp_path: Path) -> None:
         stored = await client.write_blocks(None, named(*range(1, 7)), range(6))
         client.release(stored.lease)
         await client.released()
-        assert await client.keep("default", keys(*range(1, 7)), 10.0) == 4  # a quarter
-        assert await client.keep("another", keys(1, 2), 10.0) == 0
+        advice = StoreAdvice(client)
+        assert await advice.keep("default", keys(*range(1, 7)), 10.0) == Kept(4, 10.0)  # a quarter
+        assert await advice.keep("another", keys(1, 2), 10.0) == Kept(0, 10.0)
         for name in range(20, 50):
             stored = await client.write_blocks(None, named(name), [0])
             client.release(stored.lease)
@@ -160,11 +162,12 @@ async def test_advice_is_taken_and_counted(tmp_path: Path) -> None:
         status = await client.stub.GetStatus(pb.GetStoreStatusRequest(), timeout=5)
         assert (status.kept, status.honoured_keeps, status.expired_keeps) == (0, 4, 4)
         assert status.evictions == 20
-        await client.keep("default", keys(1, 2, 3, 4), 10.0)
+        assert await advice.keep("default", keys(1, 2, 3, 4), 1e6) == Kept(4, 600.0)  # no longer than the node likes
         assert store.stats.kept == 4
-        assert await client.keep("default", keys(1, 2, 3, 4), 0.0) == 0
+        assert await advice.keep("default", keys(1, 2, 3, 4), 0.0) == Kept(0, 0.0)
         assert store.stats.kept == 0
-        assert await client.forget_blocks("default", keys(*range(30, 50))) == store.stats.committed - 4
+        assert await advice.promote("default", keys(1, 2, 60)) == 2  # here already; there is no tier below
+        assert await advice.forget("default", keys(*range(30, 50))) == store.stats.committed - 4
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -177,6 +179,27 @@ def test_clients_never_ping_more_often_than_servers_allow() -> None:
     for name in ("keepalive_permit_without_calls", "max_receive_message_length", "max_send_message_length"):
         assert client[f"grpc.{name}"] == server[f"grpc.{name}"]
     assert client["grpc.http2.max_pings_without_data"] == 0  # silent calls are pinged for as long as they last
+
+
+# What gRPC logs
+
+
+async def test_an_answer_that_meets_the_end_of_its_call_is_no_defect_and_everything_else_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grpc_log, said = logging.getLogger("grpc._cython.cygrpc"), "ExecuteBatchError raised in core by servicer method [x]"
+    defects = [
+        cygrpc.ExecuteBatchError("Failed grpc_call_start_batch: 8 with grpc_call_error value: 'TOO_MANY_OPERATIONS'"),
+        cygrpc.InternalError('Failed "execute_batch": ()'),
+        ValueError("a defect of ours"),
+    ]
+    async with served():
+        grpc_log.error(said, exc_info=cygrpc.ExecuteBatchError('Failed "execute_batch": (SendMessage,)'))
+        assert not caplog.records
+        for defect in defects:
+            grpc_log.error(said, exc_info=defect)
+        grpc_log.error("without an exception")
+    assert [record.exc_info and record.exc_info[1] for record in caplog.records] == [*defects, None]
 
 
 # Channels

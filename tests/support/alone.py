@@ -79,7 +79,7 @@ class Alone:
             stops=stops,
             choices=(choice,),
         )
-        stream, text = TextStream(self._tokenizer, stop_strings), ""
+        stream, text = TextStream(self._tokenizer, stop_strings, min_tokens=stops.min_tokens), ""
         tokens: list[Token] = []
         finish: FinishReason | None = None
         async with self.engine.submit(request) as outputs:
@@ -91,4 +91,5 @@ class Alone:
                 if finish is not None:
                     break
         assert finish is not None
-        return Told(tuple(tokens), text + stream.finish().text, finish)
+        rest = stream.finish()  # what only the end completes may be a stop string too
+        return Told(tuple(tokens), text + rest.text, FinishReason.STOP if rest.stopped else finish)

@@ -12,8 +12,9 @@ from typing import Any
 from services.decode.assembly import assembled as decode_service
 from services.decode.settings import DecodeSettings
 from services.kvstore.assembly import assembled as kvstore_service
+from services.kvstore.directory.settings import DirectorySettings
 from services.kvstore.node import Node
-from services.kvstore.settings import KvStoreSettings, StoreSettings
+from services.kvstore.settings import DiskSettings, KvStoreSettings, StoreSettings
 from services.prefill.assembly import assembled as prefill_service
 from services.prefill.settings import PrefillSettings
 from services.router.assembly import Doors
@@ -57,6 +58,8 @@ class Shape:
     max_waiting: int = 256
     kv_bytes: str = "64MiB"
     arena_bytes: int = 64 << 20
+    disk: DiskSettings = field(default_factory=DiskSettings)
+    directory: DirectorySettings = field(default_factory=DirectorySettings)
     transport: TransportChoice = TransportChoice.AUTO
     recompute_tokens: int = 256
     worker_wait_seconds: float = 10.0
@@ -127,7 +130,9 @@ async def started(shape: Shape) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
         store = StoreSettings(arena_bytes=shape.arena_bytes)
         kvstore, node = await stack.enter_async_context(
-            kvstore_service(KvStoreSettings(server=shape.server, store=store))
+            kvstore_service(
+                KvStoreSettings(server=shape.server, store=store, disk=shape.disk, directory=shape.directory)
+            )
         )
         prefill = [
             await stack.enter_async_context(

@@ -41,8 +41,10 @@ class Service:
         self.address = f"{at.address}:0"  # the port of the first life is kept
         self._enter = at.enter
         self._told = told
+        self.lives = 0
         self._process: Process | None = None
         self._lines: deque[str] = deque(maxlen=200)
+        self._loud: deque[str] = deque(maxlen=20)
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -50,6 +52,7 @@ class Service:
         told = ("--listen", self.address, "--drain-seconds", "20", "--stop-with-stdin", *self._told)
         command = (*self._enter, sys.executable, "-m", f"services.{self.name}", *told)
         self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, cwd=ROOT)
+        self.lives += 1
         self.address = (await self._until("serving"))["address"]
         if self.name == "router":
             await self._until("ready")
@@ -101,11 +104,22 @@ class Service:
     def forget_lines(self) -> None:
         """Begin the lines anew."""
         self._lines.clear()
+        self._loud.clear()
+
+    def assert_calm(self) -> None:
+        """It lives, and logged no defect in any of its lives."""
+        assert self.runs, f"{self.name} has ended"
+        assert not self._loud, f"{self.name} logged a defect:\n" + "\n".join(self._loud)
+
+    @property
+    def pid(self) -> int:
+        """Of its present life."""
+        return self._alive.pid
 
     @property
     def runs(self) -> bool:
-        """Whether it was started and has not been seen to end."""
-        return self._process is not None
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.returncode is None
 
     @property
     def _alive(self) -> Process:
@@ -128,6 +142,8 @@ class Service:
         assert self._alive.stdout is not None
         line = (await self._alive.stdout.readline()).decode()
         self._lines.append(line.rstrip())
+        if '"exception"' in line or "Traceback" in line:
+            self._loud.append(line.rstrip())
         return line
 
 
@@ -155,6 +171,11 @@ class Processes:
     async def settled(self) -> None:
         """Return once no worker has anything to do or hold, and the store leases nothing. Fails when that stays so."""
         await settled((*self.prefill, *self.decode), (self.kvstore,))
+
+    def assert_calm(self) -> None:
+        """Everybody lives, and nobody logged a defect."""
+        for each in self.services:
+            each.assert_calm()
 
     def record(self, request_id: str) -> dict[str, Any]:
         """The one usage record of a request."""

@@ -49,6 +49,7 @@ class Answering:
         self.question = question
         self.texts = [""] * question.n
         self.tokens: list[list[Token]] = [[] for _ in range(question.n)]
+        self.begun = False  # something came
         self._finishes: list[FinishReason | None] = [None] * question.n
         self._sequences = [0] * question.n
         self._changed = changed
@@ -78,6 +79,7 @@ class Answering:
         )
         async with aclosing(events):
             async for event in events:
+                self.begun = True
                 match event:
                     case Delta():
                         self._take(event)

@@ -18,6 +18,8 @@ from services.router.gateway.generator import ModelCard
 from services.router.gateway.settings import GatewaySettings
 from twostroke.rpc.gate import Gate
 from twostroke.types import (
+    Advice,
+    Advised,
     CachedTokens,
     ChoiceFinished,
     Delta,
@@ -107,6 +109,15 @@ class Scripted:
         finally:
             self.open -= running
             self.closed.set()
+
+    async def advise(self, advice: Advice, request: GenerateRequest, deadline: float) -> Advised:
+        """Says what it was asked for in numbers: a token a block, one of which it is good for."""
+        self.requests.append(request)
+        self.seconds.append(deadline - asyncio.get_running_loop().time())
+        count = len(request.prompt)
+        return Advised(
+            model=MODEL.id, prompt_tokens=count, prompt_blocks=count, blocks=1, keep_for=request.keep_for and 60.0
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""

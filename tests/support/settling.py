@@ -53,6 +53,7 @@ async def released(node: Reached, seconds: float = SETTLE_SECONDS) -> None:
                 status = await store_status(node)
                 held = (status.leases, status.leased_blocks, status.reserved, status.quarantined)
                 if not any(held) and not status.peers.fetching:
+                    assert status.free + status.committed == status.slots, f"the store has lost slots:\n{status}"
                     return
                 await asyncio.sleep(0.01)  # leases end by time: there is no event to wait for
     except TimeoutError:

@@ -14,6 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.kvstore.arena import Arena, open_arena, remove_leftovers
+from services.kvstore.node import Node
+from services.kvstore.settings import StoreSettings
+from tests.support.stores import KV_FORMAT
 from twostroke.errors import InvalidRequest
 from twostroke.kv import layout
 from twostroke.kv.filelock import LockedFile, is_held, remove_if_free
@@ -95,6 +98,22 @@ def test_closing_removes_the_arena_and_the_locks_of_writers_that_are_gone(tmp_pa
         writer_lock_path(arena.path, "gone").touch()
         assert len(names(tmp_path)) == 3
     assert names(tmp_path) == []
+
+
+def test_the_locks_of_writers_that_were_killed_do_not_pile_up_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    settings = StoreSettings(arena_bytes=SIZE, arena_directory=tmp_path)
+    with open_arena(tmp_path, "ab12", SIZE) as arena, open_arena(tmp_path, "other", SIZE) as other:
+        node = Node(arena, settings)
+        node.address = "127.0.0.1:1"  # it is not asked under it
+        with (
+            closing(LockedFile(writer_lock_path(arena.path, "alive"))),
+            closing(LockedFile(writer_lock_path(other.path, "alive"))),
+        ):
+            before = names(tmp_path)
+            for life in range(20):
+                writer_lock_path(arena.path, f"killed-{life}").touch()
+                node.attach(KV_FORMAT, f"killed-{life + 1}")
+                assert names(tmp_path) == before
 
 
 def test_two_arenas_lie_side_by_side(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,3 +62,27 @@ def test_a_match_ends_at_the_first_block_that_is_not_there() -> None:
     assert index.matched("b", (b"1", b"2", b"3")) == 1
     assert index.matched("a", (b"0", b"1", b"2")) == 0
     assert index.matched("a", ()) == 0
+
+
+def test_a_hundred_workers_are_told_apart() -> None:
+    index, workers = PrefixIndex(ROOMY), [f"worker-{at}" for at in range(100)]
+    for worker in workers[::2]:
+        index.record(worker, (b"1", b"2"))
+    index.forget(workers[64])
+    index.forget(workers[1])
+    holding = {worker for worker in workers if index.matched(worker, (b"1", b"2")) == 2}
+    assert holding == set(workers[::2]) - {workers[64]}
+
+
+def test_a_key_takes_little_memory_beside_itself() -> None:
+    """A router remembers many: all of them together must not weigh more than the rest of it."""
+    index, count = PrefixIndex(20_000), 20_000
+    tracemalloc.start()
+    try:
+        for _ in range(count // 10):
+            keys = [os.urandom(16) for _ in range(10)]
+            index.record("prefill-1", keys)
+            index.record("decode-1", keys)
+        assert tracemalloc.get_traced_memory()[0] / count < 300  # bytes; a set for each took over 400
+    finally:
+        tracemalloc.stop()

@@ -53,10 +53,13 @@ def test_a_key_that_is_being_written_is_left_to_its_first_writer(store: BlockSto
     store.reserve("a", "first", keys(1), now=0.0)
     second = store.reserve("a", "second", keys(1, 2), now=0.0)
     assert [each.key for each in second.slots] == keys(2)
+    assert list(second.writing) == keys(1)
+    assert store.writers_of(keys(1, 2, 3)) == {"first", "second"}
 
 
 def test_a_key_named_twice_gets_one_slot(store: BlockStore) -> None:
-    assert len(store.reserve("a", "w", keys(1, 1), now=0.0).slots) == 1
+    twice = store.reserve("a", "w", keys(1, 1), now=0.0)
+    assert (len(twice.slots), twice.writing) == (1, ())
 
 
 def test_held_keys_are_leased_and_not_written_again(store: BlockStore) -> None:

@@ -184,3 +184,9 @@ def test_the_store_is_told_of_a_disk_where_one_is_named(tmp_path: Path) -> None:
         store = plan(options, SITE)[0].arguments
         assert ("--disk-directory" in store) is told
         assert (str(2 << 30) in store) is told
+
+
+def test_everything_but_the_router_can_be_struck_where_that_is_asked_for() -> None:
+    told = {spec.name for spec in plan(UpOptions(fault_points=True), SITE) if "--fault-points" in spec.arguments}
+    assert told == {spec.name for spec in plan(UpOptions(), SITE)} - {"router"}
+    assert not any("--fault-points" in spec.arguments for spec in plan(UpOptions(), SITE))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from twostroke.cli.doors import add_door
 from twostroke.cli.terminal import note, show, table
-from twostroke.client import Client, Status, WorkerStatus
+from twostroke.client import Client
+from twostroke.cluster import Status, WorkerStatus
 from twostroke.settings import Parser
 
 HEADER = ("ADDRESS", "ROLE", "STATE", "RUNNING", "WAITING", "FREE PAGES", "STEPS")

@@ -33,10 +33,14 @@ Moved = TypeVar("Moved")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the store holds after a write, all under the lease; blocks that found no room are absent."""
+    """What the store holds after a write, all under the lease; blocks that found no room are absent.
+
+    So are those that were left to another writer, who had reserved them: `await_committed` waits for that one.
+    """
 
     lease: Lease
     refs: tuple[BlockRef, ...]
+    writing: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,7 @@ class BlockStoreClient(KvStoreClient):
         """
         tenancy = Tenancy(lease or self.new_lease(), terms)
         refs = await self._whole(self._write(tenancy, blocks, pages, deadline), None if lease else tenancy.lease)
-        return Stored(tenancy.lease, tuple(refs))
+        return Stored(tenancy.lease, tuple(refs), frozenset(tenancy.writing))
 
     async def read_blocks(
         self,

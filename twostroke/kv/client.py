@@ -35,8 +35,7 @@ RETRY_SECONDS = 0.2  # between tries to attach; calls in between fail at once
 SILENT_SECONDS = 2.0  # the same, after a node that was attached did not answer
 CLOCK_SECONDS = 0.1  # by which clocks here and in gRPC may differ about the end of a call
 
-
-_Count = Callable[[Attachment, Sequence[bytes]], Awaitable[int]]  # leading keys of those of one call
+Count = Callable[[Attachment, Sequence[bytes]], Awaitable[int]]  # leading keys of those of one call
 
 
 class KvStoreClient:
@@ -151,7 +150,7 @@ class KvStoreClient:
             request = pb.LookupRequest(incarnation=node.incarnation, keys=part, lease_id=lease_id, anywhere=anywhere)
             return (await self.stub.Lookup(request, timeout=remaining(deadline, at_most=CALL_SECONDS))).held
 
-        return await self._leading(held, keys, deadline)
+        return await self.leading(held, keys, deadline)
 
     async def await_committed(self, keys: Sequence[bytes], at_most: float, *, deadline: float | None = None) -> int:
         """Wait until the store holds all keys; answers how many leading ones it holds.
@@ -170,37 +169,13 @@ class KvStoreClient:
             timeout = remaining(deadline, at_most=wait + CALL_SECONDS)
             return (await self.stub.Await(request, timeout=timeout)).held
 
-        return await self._leading(held, keys, deadline)
+        return await self.leading(held, keys, deadline)
 
-    async def keep(
-        self, namespace: str, keys: Sequence[bytes], seconds: float, *, deadline: float | None = None
-    ) -> int:
-        """Advise the store to evict held leading blocks of a namespace last, for so long; answers how many it keeps.
+    async def leading(self, count: Count, keys: Sequence[bytes], deadline: float | None) -> int:
+        """Count leading keys in as many calls as they take; a node that has restarted is asked anew.
 
-        0 seconds end it. Raises TwostrokeError.
+        Raises: TwostrokeError.
         """
-        keep_for = wire.duration_pb(seconds)
-
-        async def kept(node: Attachment, part: Sequence[bytes]) -> int:
-            request = pb.KeepRequest(incarnation=node.incarnation, namespace=namespace, keys=part, keep_for=keep_for)
-            kept = (await self.stub.Keep(request, timeout=remaining(deadline, at_most=CALL_SECONDS))).kept
-            return kept if seconds else len(part)  # what is not kept any more is no reason to stop
-
-        leading = await self._leading(kept, keys, deadline)
-        return leading if seconds else 0
-
-    async def forget_blocks(self, namespace: str, keys: Sequence[bytes], *, deadline: float | None = None) -> int:
-        """Advise the store to evict held blocks of a namespace first; answers how many. Raises TwostrokeError."""
-        forgotten = 0
-        async with self.calls(deadline) as node:
-            for part in _parts(keys, node.max_keys):
-                request = pb.ForgetRequest(incarnation=node.incarnation, namespace=namespace, keys=part)
-                timeout = remaining(deadline, at_most=CALL_SECONDS)
-                forgotten += (await self.stub.Forget(request, timeout=timeout)).forgotten
-        return forgotten
-
-    async def _leading(self, count: _Count, keys: Sequence[bytes], deadline: float | None) -> int:
-        """Count leading keys in as many calls as they take; a node that has restarted is asked anew."""
         try:
             return await self._counted(count, keys, deadline)
         except WorkerLost as error:
@@ -208,10 +183,10 @@ class KvStoreClient:
                 raise
             return await self._counted(count, keys, deadline)
 
-    async def _counted(self, count: _Count, keys: Sequence[bytes], deadline: float | None) -> int:
+    async def _counted(self, count: Count, keys: Sequence[bytes], deadline: float | None) -> int:
         total = 0
         async with self.calls(deadline) as node:
-            for part in _parts(keys, node.max_keys):
+            for part in parts(keys, node.max_keys):
                 found = await count(node, part)
                 total += found
                 if found < len(part):
@@ -268,15 +243,16 @@ class KvStoreClient:
     def calls_to(self, node: Attachment, lease: Lease | None = None, seconds: float = CALL_SECONDS) -> Iterator[None]:
         """Make calls to this very node inside the block, with gRPC's errors turned into ours.
 
-        A node that has restarted is forgotten, so that whoever asks next attaches anew. So is one that is silent for as
-        many `seconds` as a call may take, and calls fail at once for a while: else each caller would wait that long
-        again.
+        A node that has restarted is forgotten, so that whoever asks next attaches anew; a lease of another life may be
+        the first we hear of that. So is one that is silent for as many `seconds` as a call may take, and calls fail at
+        once for a while: else each caller would wait that long again.
 
         Raises: NotFound, when `lease` is of another life of the node; WorkerLost, when the node is; Unavailable, when
             the node is silent.
         """
         if lease is not None and lease.opened and lease.incarnation != node.incarnation:
-            raise NotFound("the lease ended with an earlier life of the store", field="lease_id")
+            self.forget(node)
+            raise NotFound("the lease is of another life of the store", field="lease_id")
         clock = asyncio.get_running_loop().time
         silent_at = clock() + seconds - CLOCK_SECONDS
         try:
@@ -293,6 +269,6 @@ class KvStoreClient:
             raise Unavailable("the store does not answer", retry_after=SILENT_SECONDS) from error
 
 
-def _parts(keys: Sequence[bytes], most: int) -> Iterator[Sequence[bytes]]:
+def parts(keys: Sequence[bytes], most: int) -> Iterator[Sequence[bytes]]:
     """Cut keys into calls."""
     return (keys[start : start + most] for start in range(0, len(keys), most))

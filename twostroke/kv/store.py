@@ -32,10 +32,11 @@ from twostroke.kv.refs import ORDINARY, BlockRef, BlockSlot, Reservation, Terms
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What a writer was given: slots to fill, and blocks that are held already and leased now."""
+    """What a writer was given: slots to fill, blocks that are held already and leased now, keys left to another."""
 
     slots: tuple[Reservation, ...]
     held: tuple[BlockSlot, ...]
+    writing: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,8 @@ class BlockStore:
             self._make_ordinary(keys)
         # Held blocks join first, or making room for one key could evict another of the same prompt.
         held = [block.place for key in keys if (block := self._held.get(key)) and join(lease, block, used=True)]
-        slots = []
+        slots: list[Reservation] = []
+        writing = [key for key in keys if self._claims.of_key(key)]
         for key in keys:
             if self._held.get(key) or self._claims.of_key(key):
                 continue
@@ -138,7 +140,7 @@ class BlockStore:
                 break
             slots.append(self._claims.add(slot, key, writer, terms, now + self._limits.reservation_seconds))
             self._barrier.reserved(key)
-        return Reserved(tuple(slots), tuple(held))
+        return Reserved(tuple(slots), tuple(held), tuple(writing))
 
     def commit(self, lease_id: str, blocks: Iterable[BlockSlot]) -> Committed:
         """Make written blocks readable and lease them. Idempotent.
@@ -205,6 +207,10 @@ class BlockStore:
         """When `expire` has something to do next."""
         ends = (self._leases.next_expiry(), self._claims.next_expiry(), self._spaces.next_expiry())
         return min((end for end in ends if end is not None), default=None)
+
+    def writers_of(self, keys: Iterable[bytes]) -> set[str]:
+        """Writers that have reserved some of the keys."""
+        return {claim.writer for key in keys if (claim := self._claims.of_key(key))}
 
     def quarantined_writers(self) -> set[str]:
         """Writers that slots are quarantined for."""

@@ -10,6 +10,7 @@ import grpc
 
 from twostroke.errors import Unavailable
 from twostroke.limits import MESSAGE_BYTES
+from twostroke.rpc.calls import KeptCall
 
 KEEPALIVE_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
@@ -68,10 +69,10 @@ class OneLoopChannel(grpc.aio.Channel):
         return cast("MultiCallable", guarded)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
-        return self._guarded(self._channel.unary_unary(*args, **kwargs))
+        return self._guarded(_kept(self._channel.unary_unary(*args, **kwargs)))
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
-        return self._guarded(self._channel.unary_stream(*args, **kwargs))
+        return self._guarded(_kept(self._channel.unary_stream(*args, **kwargs)))
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
         return self._guarded(self._channel.stream_unary(*args, **kwargs))
@@ -100,3 +101,8 @@ class OneLoopChannel(grpc.aio.Channel):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+
+def _kept(multicallable: Callable[..., Any]) -> Callable[..., KeptCall]:
+    """Calls that may be left; those whose request is a stream are left alone, as their writes are."""
+    return lambda *args, **kwargs: KeptCall(multicallable(*args, **kwargs))

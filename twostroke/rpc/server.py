@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from twostroke.rpc.faultboard import FaultBoard
 
 log = logging.getLogger(__name__)
+grpc_log = logging.getLogger("grpc._cython.cygrpc")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,20 @@ class ServerSettings:
             raise InvalidSetting("max_calls", self.max_calls, "must be at least 1")
         if self.drain_seconds < 0:
             raise InvalidSetting("drain_seconds", self.drain_seconds, "must not be negative")
+
+
+class _TooLate(logging.Filter):
+    """Drops what gRPC logs, with a traceback, of an answer that met the end of its call: a deadline is no defect.
+
+    It does so itself where it has noticed the end before; a batch that could not even be started is a defect.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return type(error).__name__ != "ExecuteBatchError" or not str(error).startswith('Failed "execute_batch"')
+
+
+_TOO_LATE = _TooLate()
 
 
 class Service(Protocol):
@@ -113,6 +128,7 @@ async def serving(
         log.warning("fault points are on: calls can be struck on purpose")
     if guard is not None:
         interceptors.insert(0, guard)
+    grpc_log.addFilter(_TOO_LATE)  # once, however often it is said
     server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)

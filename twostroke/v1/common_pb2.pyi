@@ -553,8 +553,11 @@ class Usage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
+    KEPT_BLOCKS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
+    kept_blocks: _builtins.int
+    """Where the request asked to keep blocks: those of the prompt and the choices that the store keeps now."""
     @_builtins.property
     def cached(self) -> Global___CachedTokens: ...
     def __init__(
@@ -563,11 +566,14 @@ class Usage(_message.Message):
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
         cached: Global___CachedTokens | None = ...,
+        kept_blocks: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kept_blocks", b"_kept_blocks", "cached", b"cached", "kept_blocks", b"kept_blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kept_blocks", b"_kept_blocks", "cached", b"cached", "completion_tokens", b"completion_tokens", "kept_blocks", b"kept_blocks", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__kept_blocks: _TypeAlias = _typing.Literal["kept_blocks"]  # noqa: Y015
+    _WhichOneofArgType__kept_blocks: _TypeAlias = _typing.Literal["_kept_blocks", b"_kept_blocks"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kept_blocks) -> _WhichOneofReturnType__kept_blocks | None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015

@@ -341,6 +341,7 @@ class ReserveResponse(_message.Message):
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
     RESERVED_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    WRITING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -351,16 +352,21 @@ class ReserveResponse(_message.Message):
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockSlot]:
         """Already held; leased now."""
 
+    @_builtins.property
+    def writing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Left to another writer, who has reserved them: to be waited for."""
+
     def __init__(
         self,
         *,
         lease_duration: _duration_pb2.Duration | None = ...,
         reserved: _abc.Iterable[Global___BlockSlot] | None = ...,
         held: _abc.Iterable[Global___BlockSlot] | None = ...,
+        writing: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "lease_duration", b"lease_duration", "reserved", b"reserved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "lease_duration", b"lease_duration", "reserved", b"reserved", "writing", b"writing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -500,7 +506,9 @@ class AcquireRequest(_message.Message):
     namespace: _builtins.str
     """Whose share of the arena blocks take that are brought into it. Part of what `proof` is made over."""
     own_only: _builtins.bool
-    """Set by other hosts' nodes: this one asks none in its turn, or they would ask each other in circles."""
+    """Set by other hosts' nodes: this one asks none in its turn, or they would ask each other in circles. Set, too, by
+    workers that are about to write what is not here.
+    """
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -598,16 +606,22 @@ class KeepResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEPT_FIELD_NUMBER: _builtins.int
+    KEEP_FOR_FIELD_NUMBER: _builtins.int
     kept: _builtins.int
     """Leading keys that are kept now: up to the first that is not held, or beyond what a namespace may have kept."""
+    @_builtins.property
+    def keep_for(self) -> _duration_pb2.Duration:
+        """What was granted."""
+
     def __init__(
         self,
         *,
         kept: _builtins.int = ...,
+        keep_for: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keep_for", b"keep_for"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_for", b"keep_for", "kept", b"kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -657,6 +671,53 @@ class ForgetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForgetResponse: _TypeAlias = ForgetResponse  # noqa: Y015
+
+@_typing.final
+class PromoteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.str
+    namespace: _builtins.str
+    """Whose share of the arena blocks take that are brought into it."""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.str = ...,
+        namespace: _builtins.str = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "keys", b"keys", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromoteRequest: _TypeAlias = PromoteRequest  # noqa: Y015
+
+@_typing.final
+class PromoteResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELD_FIELD_NUMBER: _builtins.int
+    held: _builtins.int
+    """Leading keys that are in the arena now."""
+    def __init__(
+        self,
+        *,
+        held: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromoteResponse: _TypeAlias = PromoteResponse  # noqa: Y015
 
 @_typing.final
 class RenewRequest(_message.Message):
@@ -860,19 +921,25 @@ class WriteResponse(_message.Message):
 
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
+    WRITING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
     def committed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BlockRef]: ...
+    @_builtins.property
+    def writing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """As in ReserveResponse."""
+
     def __init__(
         self,
         *,
         lease_duration: _duration_pb2.Duration | None = ...,
         committed: _abc.Iterable[_common_pb2.BlockRef] | None = ...,
+        writing: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "lease_duration", b"lease_duration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "lease_duration", b"lease_duration", "writing", b"writing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1057,7 +1124,7 @@ class PeerStatus(_message.Message):
     refused: _builtins.int
     """Times that nobody was asked, since too many reads were under way."""
     granted: _builtins.int
-    """Blocks that were leased to other nodes."""
+    """Blocks that were leased to other nodes, and to workers that stream what they write: to calls with `own_only`."""
     @_builtins.property
     def fetched_over(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Blocks that came over each kind of offer."""

@@ -97,6 +97,11 @@ class KvStoreServiceStub:
                 request_serializer=twostroke_dot_v1_dot_kvstore__pb2.ForgetRequest.SerializeToString,
                 response_deserializer=twostroke_dot_v1_dot_kvstore__pb2.ForgetResponse.FromString,
                 _registered_method=True)
+        self.Promote = channel.unary_unary(
+                '/twostroke.v1.KvStoreService/Promote',
+                request_serializer=twostroke_dot_v1_dot_kvstore__pb2.PromoteRequest.SerializeToString,
+                response_deserializer=twostroke_dot_v1_dot_kvstore__pb2.PromoteResponse.FromString,
+                _registered_method=True)
         self.Read = channel.unary_stream(
                 '/twostroke.v1.KvStoreService/Read',
                 request_serializer=twostroke_dot_v1_dot_kvstore__pb2.ReadRequest.SerializeToString,
@@ -158,7 +163,7 @@ class KvStoreServiceServicer:
 
     def Reserve(self, request, context):
         """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing may be
-        evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer. When the
+        evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer, if it lives. When the
         arena is full the namespace that holds most of it gives way, to those that hold less.
 
         Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
@@ -227,6 +232,16 @@ class KvStoreServiceServicer:
         are left alone.
 
         Errors: INVALID_REQUEST; WORKER_LOST.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Promote(self, request, context):
+        """Brings leading blocks of a namespace that are on disk only into the arena, within a time that the node bounds, as far
+        as there is room. To those that are there already it counts as a use. Pins nothing.
+
+        Errors: INVALID_REQUEST; OVERLOADED, no more leases; WORKER_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -317,6 +332,11 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
                     servicer.Forget,
                     request_deserializer=twostroke_dot_v1_dot_kvstore__pb2.ForgetRequest.FromString,
                     response_serializer=twostroke_dot_v1_dot_kvstore__pb2.ForgetResponse.SerializeToString,
+            ),
+            'Promote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Promote,
+                    request_deserializer=twostroke_dot_v1_dot_kvstore__pb2.PromoteRequest.FromString,
+                    response_serializer=twostroke_dot_v1_dot_kvstore__pb2.PromoteResponse.SerializeToString,
             ),
             'Read': grpc.unary_stream_rpc_method_handler(
                     servicer.Read,
@@ -639,6 +659,33 @@ class KvStoreService:
             '/twostroke.v1.KvStoreService/Forget',
             twostroke_dot_v1_dot_kvstore__pb2.ForgetRequest.SerializeToString,
             twostroke_dot_v1_dot_kvstore__pb2.ForgetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Promote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.KvStoreService/Promote',
+            twostroke_dot_v1_dot_kvstore__pb2.PromoteRequest.SerializeToString,
+            twostroke_dot_v1_dot_kvstore__pb2.PromoteResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,7 +62,7 @@ class KvStoreServiceStub:
     """
     Reserve: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ReserveRequest, _kvstore_pb2.ReserveResponse]
     """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing may be
-    evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer. When the
+    evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer, if it lives. When the
     arena is full the namespace that holds most of it gives way, to those that hold less.
 
     Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
@@ -101,6 +101,12 @@ class KvStoreServiceStub:
     are left alone.
 
     Errors: INVALID_REQUEST; WORKER_LOST.
+    """
+    Promote: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.PromoteRequest, _kvstore_pb2.PromoteResponse]
+    """Brings leading blocks of a namespace that are on disk only into the arena, within a time that the node bounds, as far
+    as there is room. To those that are there already it counts as a use. Pins nothing.
+
+    Errors: INVALID_REQUEST; OVERLOADED, no more leases; WORKER_LOST.
     """
     Read: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.ReadResponse]
     """Streams the bytes of leased blocks, for readers that cannot map the arena: pieces of at most 1 MiB, in order, each
@@ -152,7 +158,7 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     """
     Reserve: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ReserveRequest, _kvstore_pb2.ReserveResponse]  # type: ignore[assignment]
     """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing may be
-    evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer. When the
+    evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer, if it lives. When the
     arena is full the namespace that holds most of it gives way, to those that hold less.
 
     Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
@@ -191,6 +197,12 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     are left alone.
 
     Errors: INVALID_REQUEST; WORKER_LOST.
+    """
+    Promote: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.PromoteRequest, _kvstore_pb2.PromoteResponse]  # type: ignore[assignment]
+    """Brings leading blocks of a namespace that are on disk only into the arena, within a time that the node bounds, as far
+    as there is room. To those that are there already it counts as a use. Pins nothing.
+
+    Errors: INVALID_REQUEST; OVERLOADED, no more leases; WORKER_LOST.
     """
     Read: _aio.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.ReadResponse]  # type: ignore[assignment]
     """Streams the bytes of leased blocks, for readers that cannot map the arena: pieces of at most 1 MiB, in order, each
@@ -263,7 +275,7 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.ReserveResponse, _abc.Awaitable[_kvstore_pb2.ReserveResponse]]:
         """Gives slots to write for the keys that are not held, and leases those that are. Never waits: when nothing may be
-        evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer. When the
+        evicted the rest of the keys gets nothing. A key that another writer has reserved is left to that writer, if it lives. When the
         arena is full the namespace that holds most of it gives way, to those that hold less.
 
         Errors: INVALID_REQUEST, also when the writer holds no lock beside the arena; NOT_FOUND, the lease has ended;
@@ -344,6 +356,18 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         are left alone.
 
         Errors: INVALID_REQUEST; WORKER_LOST.
+        """
+
+    @_abc_1.abstractmethod
+    def Promote(
+        self,
+        request: _kvstore_pb2.PromoteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.PromoteResponse, _abc.Awaitable[_kvstore_pb2.PromoteResponse]]:
+        """Brings leading blocks of a namespace that are on disk only into the arena, within a time that the node bounds, as far
+        as there is room. To those that are there already it counts as a use. Pins nothing.
+
+        Errors: INVALID_REQUEST; OVERLOADED, no more leases; WORKER_LOST.
         """
 
     @_abc_1.abstractmethod

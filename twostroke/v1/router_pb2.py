@@ -22,45 +22,62 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from twostroke.v1 import common_pb2 as twostroke_dot_v1_dot_common__pb2
 from twostroke.v1 import worker_pb2 as twostroke_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19twostroke/v1/router.proto\x12\x0ctwostroke.v1\x1a\x19twostroke/v1/common.proto\x1a\x19twostroke/v1/worker.proto\"\xfd\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12.\n\x08messages\x18\x04 \x01(\x0b\x32\x1a.twostroke.v1.ConversationH\x00\x12+\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x16.twostroke.v1.TokenIdsH\x00\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.twostroke.v1.SamplingParams\x12+\n\x05stops\x18\x07 \x01(\x0b\x32\x1c.twostroke.v1.StopConditions\x12\x14\n\x0cstop_strings\x18\x08 \x03(\t\x12\x0e\n\x01n\x18\t \x01(\rH\x01\x88\x01\x01\x12(\n\x08priority\x18\n \x01(\x0e\x32\x16.twostroke.v1.Priority\x12/\n\x0c\x63\x61\x63he_policy\x18\x0b \x01(\x0e\x32\x19.twostroke.v1.CachePolicy\x12\x14\n\x07session\x18\x0c \x01(\tH\x02\x88\x01\x01\x12\x12\n\ncache_salt\x18\r \x01(\t\x12$\n\x06output\x18\x0e \x01(\x0e\x32\x14.twostroke.v1.Output\x12\x10\n\x08truncate\x18\x0f \x01(\x08\x42\x08\n\x06promptB\x04\n\x02_nB\n\n\x08_session\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"l\n\x0c\x43onversation\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.twostroke.v1.Message\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\x12\x13\n\x0b\x66old_system\x18\x03 \x01(\x08\"6\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xca\x01\n\x10GenerateResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.twostroke.v1.StartedH\x00\x12$\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x13.twostroke.v1.DeltaH\x00\x12\x37\n\x0f\x63hoice_finished\x18\x03 \x01(\x0b\x32\x1c.twostroke.v1.ChoiceFinishedH\x00\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x13.twostroke.v1.UsageH\x00\x42\x07\n\x05\x65vent\"\x87\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x1a\n\x12system_fingerprint\x18\x05 \x01(\t\x12\x18\n\x10truncated_tokens\x18\x06 \x01(\r\"r\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12#\n\x06tokens\x18\x04 \x03(\x0b\x32\x13.twostroke.v1.Token\x12\x14\n\x0ctotal_tokens\x18\x05 \x01(\r\"L\n\x0e\x43hoiceFinished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.twostroke.v1.FinishReason\"\x13\n\x11ListModelsRequest\"=\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.twostroke.v1.ModelInfo\"\x12\n\x10GetStatusRequest\"v\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12+\n\x07workers\x18\x03 \x03(\x0b\x32\x1a.twostroke.v1.WorkerStatus\x12\x15\n\ropen_requests\x18\x04 \x01(\r\"\x82\x01\n\x0cWorkerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12&\n\x04info\x18\x02 \x01(\x0b\x32\x18.twostroke.v1.WorkerInfo\x12&\n\x04load\x18\x03 \x01(\x0b\x32\x18.twostroke.v1.LoadReport\x12\x11\n\tavailable\x18\x04 \x01(\x08*`\n\x06Output\x12\x16\n\x12OUTPUT_UNSPECIFIED\x10\x00\x12\x0f\n\x0bOUTPUT_TEXT\x10\x01\x12\x11\n\rOUTPUT_TOKENS\x10\x02\x12\x1a\n\x16OUTPUT_TEXT_AND_TOKENS\x10\x03\x32\xfb\x01\n\rRouterService\x12K\n\x08Generate\x12\x1d.twostroke.v1.GenerateRequest\x1a\x1e.twostroke.v1.GenerateResponse0\x01\x12O\n\nListModels\x12\x1f.twostroke.v1.ListModelsRequest\x1a .twostroke.v1.ListModelsResponse\x12L\n\tGetStatus\x12\x1e.twostroke.v1.GetStatusRequest\x1a\x1f.twostroke.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19twostroke/v1/router.proto\x12\x0ctwostroke.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19twostroke/v1/common.proto\x1a\x19twostroke/v1/worker.proto\"\xaa\x04\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12.\n\x08messages\x18\x04 \x01(\x0b\x32\x1a.twostroke.v1.ConversationH\x00\x12+\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x16.twostroke.v1.TokenIdsH\x00\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.twostroke.v1.SamplingParams\x12+\n\x05stops\x18\x07 \x01(\x0b\x32\x1c.twostroke.v1.StopConditions\x12\x14\n\x0cstop_strings\x18\x08 \x03(\t\x12\x0e\n\x01n\x18\t \x01(\rH\x01\x88\x01\x01\x12(\n\x08priority\x18\n \x01(\x0e\x32\x16.twostroke.v1.Priority\x12/\n\x0c\x63\x61\x63he_policy\x18\x0b \x01(\x0e\x32\x19.twostroke.v1.CachePolicy\x12\x14\n\x07session\x18\x0c \x01(\tH\x02\x88\x01\x01\x12\x12\n\ncache_salt\x18\r \x01(\t\x12$\n\x06output\x18\x0e \x01(\x0e\x32\x14.twostroke.v1.Output\x12\x10\n\x08truncate\x18\x0f \x01(\x08\x12+\n\x08keep_for\x18\x10 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06promptB\x04\n\x02_nB\n\n\x08_session\"\xa8\x01\n\x0cStoredPrompt\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12.\n\x08messages\x18\x03 \x01(\x0b\x32\x1a.twostroke.v1.ConversationH\x00\x12+\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x16.twostroke.v1.TokenIdsH\x00\x12\x12\n\ncache_salt\x18\x05 \x01(\tB\x08\n\x06prompt\"l\n\x11KeepPromptRequest\x12*\n\x06prompt\x18\x01 \x01(\x0b\x32\x1a.twostroke.v1.StoredPrompt\x12+\n\x08keep_for\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"i\n\x12KeepPromptResponse\x12&\n\x07\x61\x64vised\x18\x01 \x01(\x0b\x32\x15.twostroke.v1.Advised\x12+\n\x08keep_for\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"B\n\x14ReleasePromptRequest\x12*\n\x06prompt\x18\x01 \x01(\x0b\x32\x1a.twostroke.v1.StoredPrompt\"?\n\x15ReleasePromptResponse\x12&\n\x07\x61\x64vised\x18\x01 \x01(\x0b\x32\x15.twostroke.v1.Advised\"C\n\x15PrefetchPromptRequest\x12*\n\x06prompt\x18\x01 \x01(\x0b\x32\x1a.twostroke.v1.StoredPrompt\"@\n\x16PrefetchPromptResponse\x12&\n\x07\x61\x64vised\x18\x01 \x01(\x0b\x32\x15.twostroke.v1.Advised\"V\n\x07\x41\x64vised\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\rprompt_blocks\x18\x03 \x01(\r\x12\x0e\n\x06\x62locks\x18\x04 \x01(\r\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"l\n\x0c\x43onversation\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.twostroke.v1.Message\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\x12\x13\n\x0b\x66old_system\x18\x03 \x01(\x08\"6\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xca\x01\n\x10GenerateResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.twostroke.v1.StartedH\x00\x12$\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x13.twostroke.v1.DeltaH\x00\x12\x37\n\x0f\x63hoice_finished\x18\x03 \x01(\x0b\x32\x1c.twostroke.v1.ChoiceFinishedH\x00\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x13.twostroke.v1.UsageH\x00\x42\x07\n\x05\x65vent\"\x87\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x1a\n\x12system_fingerprint\x18\x05 \x01(\t\x12\x18\n\x10truncated_tokens\x18\x06 \x01(\r\"r\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12#\n\x06tokens\x18\x04 \x03(\x0b\x32\x13.twostroke.v1.Token\x12\x14\n\x0ctotal_tokens\x18\x05 \x01(\r\"L\n\x0e\x43hoiceFinished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.twostroke.v1.FinishReason\"\x13\n\x11ListModelsRequest\"=\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.twostroke.v1.ModelInfo\"\x12\n\x10GetStatusRequest\"v\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12+\n\x07workers\x18\x03 \x03(\x0b\x32\x1a.twostroke.v1.WorkerStatus\x12\x15\n\ropen_requests\x18\x04 \x01(\r\"\x82\x01\n\x0cWorkerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12&\n\x04info\x18\x02 \x01(\x0b\x32\x18.twostroke.v1.WorkerInfo\x12&\n\x04load\x18\x03 \x01(\x0b\x32\x18.twostroke.v1.LoadReport\x12\x11\n\tavailable\x18\x04 \x01(\x08*`\n\x06Output\x12\x16\n\x12OUTPUT_UNSPECIFIED\x10\x00\x12\x0f\n\x0bOUTPUT_TEXT\x10\x01\x12\x11\n\rOUTPUT_TOKENS\x10\x02\x12\x1a\n\x16OUTPUT_TEXT_AND_TOKENS\x10\x03\x32\x83\x04\n\rRouterService\x12K\n\x08Generate\x12\x1d.twostroke.v1.GenerateRequest\x1a\x1e.twostroke.v1.GenerateResponse0\x01\x12O\n\nKeepPrompt\x12\x1f.twostroke.v1.KeepPromptRequest\x1a .twostroke.v1.KeepPromptResponse\x12X\n\rReleasePrompt\x12\".twostroke.v1.ReleasePromptRequest\x1a#.twostroke.v1.ReleasePromptResponse\x12[\n\x0ePrefetchPrompt\x12#.twostroke.v1.PrefetchPromptRequest\x1a$.twostroke.v1.PrefetchPromptResponse\x12O\n\nListModels\x12\x1f.twostroke.v1.ListModelsRequest\x1a .twostroke.v1.ListModelsResponse\x12L\n\tGetStatus\x12\x1e.twostroke.v1.GetStatusRequest\x1a\x1f.twostroke.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twostroke.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTPUT']._serialized_start=1694
-  _globals['_OUTPUT']._serialized_end=1790
-  _globals['_GENERATEREQUEST']._serialized_start=98
-  _globals['_GENERATEREQUEST']._serialized_end=607
-  _globals['_TOKENIDS']._serialized_start=609
-  _globals['_TOKENIDS']._serialized_end=632
-  _globals['_CONVERSATION']._serialized_start=634
-  _globals['_CONVERSATION']._serialized_end=742
-  _globals['_MESSAGE']._serialized_start=744
-  _globals['_MESSAGE']._serialized_end=798
-  _globals['_GENERATERESPONSE']._serialized_start=801
-  _globals['_GENERATERESPONSE']._serialized_end=1003
-  _globals['_STARTED']._serialized_start=1006
-  _globals['_STARTED']._serialized_end=1141
-  _globals['_DELTA']._serialized_start=1143
-  _globals['_DELTA']._serialized_end=1257
-  _globals['_CHOICEFINISHED']._serialized_start=1259
-  _globals['_CHOICEFINISHED']._serialized_end=1335
-  _globals['_LISTMODELSREQUEST']._serialized_start=1337
-  _globals['_LISTMODELSREQUEST']._serialized_end=1356
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1358
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1419
-  _globals['_GETSTATUSREQUEST']._serialized_start=1421
-  _globals['_GETSTATUSREQUEST']._serialized_end=1439
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1441
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1559
-  _globals['_WORKERSTATUS']._serialized_start=1562
-  _globals['_WORKERSTATUS']._serialized_end=1692
-  _globals['_ROUTERSERVICE']._serialized_start=1793
-  _globals['_ROUTERSERVICE']._serialized_end=2044
+  _globals['_OUTPUT']._serialized_start=2515
+  _globals['_OUTPUT']._serialized_end=2611
+  _globals['_GENERATEREQUEST']._serialized_start=130
+  _globals['_GENERATEREQUEST']._serialized_end=684
+  _globals['_STOREDPROMPT']._serialized_start=687
+  _globals['_STOREDPROMPT']._serialized_end=855
+  _globals['_KEEPPROMPTREQUEST']._serialized_start=857
+  _globals['_KEEPPROMPTREQUEST']._serialized_end=965
+  _globals['_KEEPPROMPTRESPONSE']._serialized_start=967
+  _globals['_KEEPPROMPTRESPONSE']._serialized_end=1072
+  _globals['_RELEASEPROMPTREQUEST']._serialized_start=1074
+  _globals['_RELEASEPROMPTREQUEST']._serialized_end=1140
+  _globals['_RELEASEPROMPTRESPONSE']._serialized_start=1142
+  _globals['_RELEASEPROMPTRESPONSE']._serialized_end=1205
+  _globals['_PREFETCHPROMPTREQUEST']._serialized_start=1207
+  _globals['_PREFETCHPROMPTREQUEST']._serialized_end=1274
+  _globals['_PREFETCHPROMPTRESPONSE']._serialized_start=1276
+  _globals['_PREFETCHPROMPTRESPONSE']._serialized_end=1340
+  _globals['_ADVISED']._serialized_start=1342
+  _globals['_ADVISED']._serialized_end=1428
+  _globals['_TOKENIDS']._serialized_start=1430
+  _globals['_TOKENIDS']._serialized_end=1453
+  _globals['_CONVERSATION']._serialized_start=1455
+  _globals['_CONVERSATION']._serialized_end=1563
+  _globals['_MESSAGE']._serialized_start=1565
+  _globals['_MESSAGE']._serialized_end=1619
+  _globals['_GENERATERESPONSE']._serialized_start=1622
+  _globals['_GENERATERESPONSE']._serialized_end=1824
+  _globals['_STARTED']._serialized_start=1827
+  _globals['_STARTED']._serialized_end=1962
+  _globals['_DELTA']._serialized_start=1964
+  _globals['_DELTA']._serialized_end=2078
+  _globals['_CHOICEFINISHED']._serialized_start=2080
+  _globals['_CHOICEFINISHED']._serialized_end=2156
+  _globals['_LISTMODELSREQUEST']._serialized_start=2158
+  _globals['_LISTMODELSREQUEST']._serialized_end=2177
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2179
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2240
+  _globals['_GETSTATUSREQUEST']._serialized_start=2242
+  _globals['_GETSTATUSREQUEST']._serialized_end=2260
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2262
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2380
+  _globals['_WORKERSTATUS']._serialized_start=2383
+  _globals['_WORKERSTATUS']._serialized_end=2513
+  _globals['_ROUTERSERVICE']._serialized_start=2614
+  _globals['_ROUTERSERVICE']._serialized_end=3129
 # @@protoc_insertion_point(module_scope)

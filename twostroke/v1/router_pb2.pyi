@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -62,6 +63,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    KEEP_FOR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Empty: the router makes one. At most 128 characters."""
     model: _builtins.str
@@ -98,6 +100,12 @@ class GenerateRequest(_message.Message):
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Text that ends a choice and is not shown: at most 16 strings of 1 to 256 characters."""
 
+    @_builtins.property
+    def keep_for(self) -> _duration_pb2.Duration:
+        """Keep the blocks of the prompt and of what is generated, as KeepPrompt does, for so long after the last token; over 0,
+        at most 24 hours, cut to the store's own bound. Not with CACHE_POLICY_BYPASS. Usage says how many blocks are kept.
+        """
+
     def __init__(
         self,
         *,
@@ -116,10 +124,11 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         output: Global___Output.ValueType = ...,
         truncate: _builtins.bool = ...,
+        keep_for: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_session", b"_session", "messages", b"messages", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "session", b"session", "stops", b"stops", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_session", b"_session", "keep_for", b"keep_for", "messages", b"messages", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "session", b"session", "stops", b"stops", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_session", b"_session", "cache_policy", b"cache_policy", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session", b"session", "stop_strings", b"stop_strings", "stops", b"stops", "text", b"text", "token_ids", b"token_ids", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_session", b"_session", "cache_policy", b"cache_policy", "cache_salt", b"cache_salt", "keep_for", b"keep_for", "messages", b"messages", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session", b"session", "stop_strings", b"stop_strings", "stops", b"stops", "text", b"text", "token_ids", b"token_ids", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -135,6 +144,208 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class StoredPrompt(_message.Message):
+    """A prompt whose stored blocks are meant: what of a GenerateRequest decides which blocks it uses."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """As in GenerateRequest, like all of these."""
+    text: _builtins.str
+    cache_salt: _builtins.str
+    @_builtins.property
+    def messages(self) -> Global___Conversation: ...
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        text: _builtins.str = ...,
+        messages: Global___Conversation | None = ...,
+        token_ids: Global___TokenIds | None = ...,
+        cache_salt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "messages", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+
+Global___StoredPrompt: _TypeAlias = StoredPrompt  # noqa: Y015
+
+@_typing.final
+class KeepPromptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: _builtins.int
+    KEEP_FOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prompt(self) -> Global___StoredPrompt: ...
+    @_builtins.property
+    def keep_for(self) -> _duration_pb2.Duration:
+        """As in GenerateRequest, but counted from now; required."""
+
+    def __init__(
+        self,
+        *,
+        prompt: Global___StoredPrompt | None = ...,
+        keep_for: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keep_for", b"keep_for", "prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_for", b"keep_for", "prompt", b"prompt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepPromptRequest: _TypeAlias = KeepPromptRequest  # noqa: Y015
+
+@_typing.final
+class KeepPromptResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADVISED_FIELD_NUMBER: _builtins.int
+    KEEP_FOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def advised(self) -> Global___Advised: ...
+    @_builtins.property
+    def keep_for(self) -> _duration_pb2.Duration:
+        """What was granted; absent where the store did not answer."""
+
+    def __init__(
+        self,
+        *,
+        advised: Global___Advised | None = ...,
+        keep_for: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advised", b"advised", "keep_for", b"keep_for"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advised", b"advised", "keep_for", b"keep_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepPromptResponse: _TypeAlias = KeepPromptResponse  # noqa: Y015
+
+@_typing.final
+class ReleasePromptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prompt(self) -> Global___StoredPrompt: ...
+    def __init__(
+        self,
+        *,
+        prompt: Global___StoredPrompt | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleasePromptRequest: _TypeAlias = ReleasePromptRequest  # noqa: Y015
+
+@_typing.final
+class ReleasePromptResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADVISED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def advised(self) -> Global___Advised: ...
+    def __init__(
+        self,
+        *,
+        advised: Global___Advised | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advised", b"advised"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advised", b"advised"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleasePromptResponse: _TypeAlias = ReleasePromptResponse  # noqa: Y015
+
+@_typing.final
+class PrefetchPromptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prompt(self) -> Global___StoredPrompt: ...
+    def __init__(
+        self,
+        *,
+        prompt: Global___StoredPrompt | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchPromptRequest: _TypeAlias = PrefetchPromptRequest  # noqa: Y015
+
+@_typing.final
+class PrefetchPromptResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADVISED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def advised(self) -> Global___Advised: ...
+    def __init__(
+        self,
+        *,
+        advised: Global___Advised | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advised", b"advised"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advised", b"advised"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchPromptResponse: _TypeAlias = PrefetchPromptResponse  # noqa: Y015
+
+@_typing.final
+class Advised(_message.Message):
+    """What an advice was good for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    prompt_tokens: _builtins.int
+    prompt_blocks: _builtins.int
+    """Full blocks of the prompt."""
+    blocks: _builtins.int
+    """Of these: leading ones that are kept, or in memory, now; or any that will be evicted first."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        prompt_blocks: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "model", b"model", "prompt_blocks", b"prompt_blocks", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Advised: _TypeAlias = Advised  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):

@@ -42,6 +42,21 @@ class RouterServiceStub:
                 request_serializer=twostroke_dot_v1_dot_router__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=twostroke_dot_v1_dot_router__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.KeepPrompt = channel.unary_unary(
+                '/twostroke.v1.RouterService/KeepPrompt',
+                request_serializer=twostroke_dot_v1_dot_router__pb2.KeepPromptRequest.SerializeToString,
+                response_deserializer=twostroke_dot_v1_dot_router__pb2.KeepPromptResponse.FromString,
+                _registered_method=True)
+        self.ReleasePrompt = channel.unary_unary(
+                '/twostroke.v1.RouterService/ReleasePrompt',
+                request_serializer=twostroke_dot_v1_dot_router__pb2.ReleasePromptRequest.SerializeToString,
+                response_deserializer=twostroke_dot_v1_dot_router__pb2.ReleasePromptResponse.FromString,
+                _registered_method=True)
+        self.PrefetchPrompt = channel.unary_unary(
+                '/twostroke.v1.RouterService/PrefetchPrompt',
+                request_serializer=twostroke_dot_v1_dot_router__pb2.PrefetchPromptRequest.SerializeToString,
+                response_deserializer=twostroke_dot_v1_dot_router__pb2.PrefetchPromptResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/twostroke.v1.RouterService/ListModels',
                 request_serializer=twostroke_dot_v1_dot_router__pb2.ListModelsRequest.SerializeToString,
@@ -74,6 +89,36 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepPrompt(self, request, context):
+        """Advises to evict the stored blocks of a prompt after all others of the caller's namespace, for a while: an agent that
+        waits for a tool finds its conversation again. Never a pin; it changes no answer. A later call can prolong it.
+
+        What is advised concerns blocks of the caller's own namespace only, and is not an error where the store is away or
+        holds nothing: the response says how many blocks it was good for. This is true of the two calls below as well.
+
+        Errors: INVALID_REQUEST, naming the field; CONTEXT_LENGTH_EXCEEDED; NOT_FOUND, no such model; OVERLOADED, the
+        namespace has too many of these calls open.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleasePrompt(self, request, context):
+        """Advises to evict the stored blocks of a prompt before all others of the caller's namespace, kept or not, until they
+        are used again. Blocks that an open request needs are left alone. Errors: those of KeepPrompt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrefetchPrompt(self, request, context):
+        """Brings the stored blocks of a prompt into memory, from the disk of the store. Computes nothing. Errors: those of
+        KeepPrompt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists the models that can be asked for. Errors: none beyond the common ones.
         """
@@ -95,6 +140,21 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=twostroke_dot_v1_dot_router__pb2.GenerateRequest.FromString,
                     response_serializer=twostroke_dot_v1_dot_router__pb2.GenerateResponse.SerializeToString,
+            ),
+            'KeepPrompt': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepPrompt,
+                    request_deserializer=twostroke_dot_v1_dot_router__pb2.KeepPromptRequest.FromString,
+                    response_serializer=twostroke_dot_v1_dot_router__pb2.KeepPromptResponse.SerializeToString,
+            ),
+            'ReleasePrompt': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleasePrompt,
+                    request_deserializer=twostroke_dot_v1_dot_router__pb2.ReleasePromptRequest.FromString,
+                    response_serializer=twostroke_dot_v1_dot_router__pb2.ReleasePromptResponse.SerializeToString,
+            ),
+            'PrefetchPrompt': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrefetchPrompt,
+                    request_deserializer=twostroke_dot_v1_dot_router__pb2.PrefetchPromptRequest.FromString,
+                    response_serializer=twostroke_dot_v1_dot_router__pb2.PrefetchPromptResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -137,6 +197,87 @@ class RouterService:
             '/twostroke.v1.RouterService/Generate',
             twostroke_dot_v1_dot_router__pb2.GenerateRequest.SerializeToString,
             twostroke_dot_v1_dot_router__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepPrompt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.RouterService/KeepPrompt',
+            twostroke_dot_v1_dot_router__pb2.KeepPromptRequest.SerializeToString,
+            twostroke_dot_v1_dot_router__pb2.KeepPromptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleasePrompt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.RouterService/ReleasePrompt',
+            twostroke_dot_v1_dot_router__pb2.ReleasePromptRequest.SerializeToString,
+            twostroke_dot_v1_dot_router__pb2.ReleasePromptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrefetchPrompt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.RouterService/PrefetchPrompt',
+            twostroke_dot_v1_dot_router__pb2.PrefetchPromptRequest.SerializeToString,
+            twostroke_dot_v1_dot_router__pb2.PrefetchPromptResponse.FromString,
             options,
             channel_credentials,
             insecure,

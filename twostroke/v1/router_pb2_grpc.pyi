@@ -46,6 +46,24 @@ class RouterServiceStub:
     CONTEXT_LENGTH_EXCEEDED, before any work; NOT_FOUND, no such model; OVERLOADED, a bound is reached (retry after the
     given time, where one is given); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
     """
+    KeepPrompt: _grpc.UnaryUnaryMultiCallable[_router_pb2.KeepPromptRequest, _router_pb2.KeepPromptResponse]
+    """Advises to evict the stored blocks of a prompt after all others of the caller's namespace, for a while: an agent that
+    waits for a tool finds its conversation again. Never a pin; it changes no answer. A later call can prolong it.
+
+    What is advised concerns blocks of the caller's own namespace only, and is not an error where the store is away or
+    holds nothing: the response says how many blocks it was good for. This is true of the two calls below as well.
+
+    Errors: INVALID_REQUEST, naming the field; CONTEXT_LENGTH_EXCEEDED; NOT_FOUND, no such model; OVERLOADED, the
+    namespace has too many of these calls open.
+    """
+    ReleasePrompt: _grpc.UnaryUnaryMultiCallable[_router_pb2.ReleasePromptRequest, _router_pb2.ReleasePromptResponse]
+    """Advises to evict the stored blocks of a prompt before all others of the caller's namespace, kept or not, until they
+    are used again. Blocks that an open request needs are left alone. Errors: those of KeepPrompt.
+    """
+    PrefetchPrompt: _grpc.UnaryUnaryMultiCallable[_router_pb2.PrefetchPromptRequest, _router_pb2.PrefetchPromptResponse]
+    """Brings the stored blocks of a prompt into memory, from the disk of the store. Computes nothing. Errors: those of
+    KeepPrompt.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]
     """Lists the models that can be asked for. Errors: none beyond the common ones."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]
@@ -68,6 +86,24 @@ class RouterServiceAsyncStub(RouterServiceStub):
     PERMISSION_DENIED, a priority over that of the API key;
     CONTEXT_LENGTH_EXCEEDED, before any work; NOT_FOUND, no such model; OVERLOADED, a bound is reached (retry after the
     given time, where one is given); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
+    """
+    KeepPrompt: _aio.UnaryUnaryMultiCallable[_router_pb2.KeepPromptRequest, _router_pb2.KeepPromptResponse]  # type: ignore[assignment]
+    """Advises to evict the stored blocks of a prompt after all others of the caller's namespace, for a while: an agent that
+    waits for a tool finds its conversation again. Never a pin; it changes no answer. A later call can prolong it.
+
+    What is advised concerns blocks of the caller's own namespace only, and is not an error where the store is away or
+    holds nothing: the response says how many blocks it was good for. This is true of the two calls below as well.
+
+    Errors: INVALID_REQUEST, naming the field; CONTEXT_LENGTH_EXCEEDED; NOT_FOUND, no such model; OVERLOADED, the
+    namespace has too many of these calls open.
+    """
+    ReleasePrompt: _aio.UnaryUnaryMultiCallable[_router_pb2.ReleasePromptRequest, _router_pb2.ReleasePromptResponse]  # type: ignore[assignment]
+    """Advises to evict the stored blocks of a prompt before all others of the caller's namespace, kept or not, until they
+    are used again. Blocks that an open request needs are left alone. Errors: those of KeepPrompt.
+    """
+    PrefetchPrompt: _aio.UnaryUnaryMultiCallable[_router_pb2.PrefetchPromptRequest, _router_pb2.PrefetchPromptResponse]  # type: ignore[assignment]
+    """Brings the stored blocks of a prompt into memory, from the disk of the store. Computes nothing. Errors: those of
+    KeepPrompt.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that can be asked for. Errors: none beyond the common ones."""
@@ -94,6 +130,42 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         PERMISSION_DENIED, a priority over that of the API key;
         CONTEXT_LENGTH_EXCEEDED, before any work; NOT_FOUND, no such model; OVERLOADED, a bound is reached (retry after the
         given time, where one is given); WORKER_LOST, workers ended and the one retry failed; KV_BLOCKS_MISSING, blocks were lost twice.
+        """
+
+    @_abc_1.abstractmethod
+    def KeepPrompt(
+        self,
+        request: _router_pb2.KeepPromptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.KeepPromptResponse, _abc.Awaitable[_router_pb2.KeepPromptResponse]]:
+        """Advises to evict the stored blocks of a prompt after all others of the caller's namespace, for a while: an agent that
+        waits for a tool finds its conversation again. Never a pin; it changes no answer. A later call can prolong it.
+
+        What is advised concerns blocks of the caller's own namespace only, and is not an error where the store is away or
+        holds nothing: the response says how many blocks it was good for. This is true of the two calls below as well.
+
+        Errors: INVALID_REQUEST, naming the field; CONTEXT_LENGTH_EXCEEDED; NOT_FOUND, no such model; OVERLOADED, the
+        namespace has too many of these calls open.
+        """
+
+    @_abc_1.abstractmethod
+    def ReleasePrompt(
+        self,
+        request: _router_pb2.ReleasePromptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.ReleasePromptResponse, _abc.Awaitable[_router_pb2.ReleasePromptResponse]]:
+        """Advises to evict the stored blocks of a prompt before all others of the caller's namespace, kept or not, until they
+        are used again. Blocks that an open request needs are left alone. Errors: those of KeepPrompt.
+        """
+
+    @_abc_1.abstractmethod
+    def PrefetchPrompt(
+        self,
+        request: _router_pb2.PrefetchPromptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.PrefetchPromptResponse, _abc.Awaitable[_router_pb2.PrefetchPromptResponse]]:
+        """Brings the stored blocks of a prompt into memory, from the disk of the store. Computes nothing. Errors: those of
+        KeepPrompt.
         """
 
     @_abc_1.abstractmethod

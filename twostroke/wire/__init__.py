@@ -21,7 +21,7 @@ from twostroke.wire.common import (
     usage,
     usage_pb,
 )
-from twostroke.wire.generate import event, event_pb, generate_request, generate_request_pb, new_request_id
+from twostroke.wire.generate import event, event_pb, generate_request, generate_request_pb, new_request_id, writing
 from twostroke.wire.names import check_keys, check_lease_id, lease, lease_pb
 
 __all__ = [
@@ -53,4 +53,5 @@ __all__ = [
     "token_pb",
     "usage",
     "usage_pb",
+    "writing",
 ]

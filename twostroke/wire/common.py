@@ -260,6 +260,7 @@ def usage(message: common_pb2.Usage) -> Usage:
         prompt_tokens=message.prompt_tokens,
         completion_tokens=message.completion_tokens,
         cached=cached(message.cached),
+        kept_blocks=message.kept_blocks if message.HasField("kept_blocks") else None,
     )
 
 
@@ -269,6 +270,7 @@ def usage_pb(value: Usage) -> common_pb2.Usage:
         prompt_tokens=value.prompt_tokens,
         completion_tokens=value.completion_tokens,
         cached=cached_pb(value.cached),
+        kept_blocks=value.kept_blocks,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from twostroke import limits
 from twostroke.access.caller import Caller
@@ -33,7 +35,7 @@ def generate_request(message: router_pb2.GenerateRequest, caller: Caller) -> Gen
         raise InvalidRequest(f"unknown output {message.output}", field="output")
     request = GenerateRequest(
         context=_context(message, caller),
-        prompt=_prompt(message),
+        prompt=prompt(message),
         continue_final_message=message.messages.continue_final_message,
         fold_system=message.messages.fold_system,
         truncate=message.truncate,
@@ -45,6 +47,7 @@ def generate_request(message: router_pb2.GenerateRequest, caller: Caller) -> Gen
         stop_strings=tuple(message.stop_strings),
         n=message.n if message.HasField("n") else 1,
         model=message.model or "default",
+        keep_for=common.seconds(message.keep_for) if message.HasField("keep_for") else None,
     )
     limits.check_request(request)
     return request
@@ -67,7 +70,10 @@ def _context(message: router_pb2.GenerateRequest, caller: Caller) -> RequestCont
     )
 
 
-def _prompt(message: router_pb2.GenerateRequest) -> str | tuple[int, ...] | tuple[Message, ...]:
+def prompt(
+    message: router_pb2.GenerateRequest | router_pb2.StoredPrompt,
+) -> str | tuple[int, ...] | tuple[Message, ...]:
+    """Read a prompt. Raises InvalidRequest, when there is none."""
     match message.WhichOneof("prompt"):
         case "text":
             return message.text
@@ -80,6 +86,15 @@ def _prompt(message: router_pb2.GenerateRequest) -> str | tuple[int, ...] | tupl
             return tuple(Message(role=each.role, content=each.content, name=each.name or None) for each in turns)
         case _:
             raise InvalidRequest("prompt: one of text, messages, token_ids must be set", field="prompt")
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Write a caller's message inside the block. Raises InvalidRequest for what protobuf refuses, as a negative id."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the request has a value that cannot be sent: {error}") from error
 
 
 def generate_request_pb(request: GenerateRequest, *, output: router_pb2.Output.ValueType) -> router_pb2.GenerateRequest:
@@ -104,12 +119,19 @@ def generate_request_pb(request: GenerateRequest, *, output: router_pb2.Output.V
         cache_salt=request.context.salt,
         output=output,
         truncate=request.truncate,
+        keep_for=None if request.keep_for is None else common.duration_pb(request.keep_for),
     )
     if request.max_tokens is None:
         message.stops.ClearField("max_tokens")
+    write_prompt(request, message)
+    return message
+
+
+def write_prompt(request: GenerateRequest, message: router_pb2.GenerateRequest | router_pb2.StoredPrompt) -> None:
+    """Write a request's prompt into a message."""
     if isinstance(request.prompt, str):
         message.text = request.prompt
-        return message
+        return
     for each in request.prompt:
         if isinstance(each, Message):
             message.messages.messages.add(role=each.role, content=each.content, name=each.name or "")
@@ -118,7 +140,6 @@ def generate_request_pb(request: GenerateRequest, *, output: router_pb2.Output.V
     if message.WhichOneof("prompt") == "messages":
         message.messages.continue_final_message = request.continue_final_message
         message.messages.fold_system = request.fold_system
-    return message
 
 
 def event(message: router_pb2.GenerateResponse) -> Event:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from twostroke.cluster import ModelInfo, Role, WorkerInfo, WorkerLoad
+from twostroke.cluster import ModelInfo, Role, Status, WorkerInfo, WorkerLoad, WorkerStatus
 from twostroke.errors import InvalidRequest
-from twostroke.v1 import worker_pb2
+from twostroke.v1 import router_pb2, worker_pb2
 from twostroke.wire import common
 
 _ROLE = {worker_pb2.WORKER_ROLE_PREFILL: Role.PREFILL, worker_pb2.WORKER_ROLE_DECODE: Role.DECODE}
@@ -95,3 +95,17 @@ def load_pb(value: WorkerLoad) -> worker_pb2.LoadReport:
         draining=value.draining,
         store_address=value.store,
     )
+
+
+def status(message: router_pb2.GetStatusResponse) -> Status:
+    """Read how a cluster is."""
+    workers = tuple(
+        WorkerStatus(
+            address=each.address,
+            info=worker_info(each.info) if each.HasField("info") else None,
+            load=load(each.load),
+            available=each.available,
+        )
+        for each in message.workers
+    )
+    return Status(ready=message.ready, reason=message.reason, workers=workers, open_requests=message.open_requests)

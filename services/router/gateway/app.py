@@ -8,12 +8,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TypeAlias
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from services.router.access import Access
+from services.router.gateway.advice import advised_json, parse_advice
 from services.router.gateway.answer import Answer, StreamedAnswer, WholeAnswer
 from services.router.gateway.body import REQUEST_ID_HEADER, read_body, request_id, request_seconds
 from services.router.gateway.chat import ChatForm
@@ -32,7 +34,9 @@ from twostroke.access.caller import Caller
 from twostroke.errors import Cancelled, Unavailable
 from twostroke.rpc.gate import Gate
 from twostroke.telemetry import log_fields, traceparent_of
+from twostroke.types import Advice
 
+P = TypeVar("P")
 Parse: TypeAlias = Callable[[Json, str, Caller], Asked]
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -59,6 +63,9 @@ class Door:
             [
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._complete),
+                web.post("/v1/cache/keep", self._keep),
+                web.post("/v1/cache/release", self._release),
+                web.post("/v1/cache/prefetch", self._prefetch),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{model:.+}", self._model),
                 web.get("/health", self._ready),
@@ -99,7 +106,7 @@ class Door:
     async def _answer(self, http: web.Request, events: EventStream, parse: Parse, form: Form) -> web.StreamResponse:
         require_models(self._generator)
         deadline = asyncio.get_running_loop().time() + request_seconds(http, self._settings.http_request_seconds)
-        asked = await self._asked(http, parse)
+        asked = await self._parsed(http, parse)
         draft = Draft(asked, form, request_id=http[REQUEST_ID], created=int(time.time()))
         answer: Answer = StreamedAnswer(draft, form, asked, events) if asked.stream else WholeAnswer(draft)
         parent = traceparent_of(http.headers)
@@ -107,10 +114,27 @@ class Door:
         with naming(asked.names):
             return await Relay(self._generator, answer, deadline).run(requests)
 
-    async def _asked(self, http: web.Request, parse: Parse) -> Asked:
+    async def _keep(self, http: web.Request) -> web.StreamResponse:
+        return await self._advise(http, Advice.KEEP)
+
+    async def _release(self, http: web.Request) -> web.StreamResponse:
+        return await self._advise(http, Advice.RELEASE)
+
+    async def _prefetch(self, http: web.Request) -> web.StreamResponse:
+        return await self._advise(http, Advice.PREFETCH)
+
+    async def _advise(self, http: web.Request, advice: Advice) -> web.StreamResponse:
+        async with self._gate.entered():
+            require_models(self._generator)
+            deadline = asyncio.get_running_loop().time() + request_seconds(http, self._settings.http_request_seconds)
+            request = await self._parsed(http, partial(parse_advice, advice))
+            request = replace(request, traceparent=traceparent_of(http.headers))
+            return _json(advised_json(advice, await self._generator.advise(advice, request, deadline)))
+
+    async def _parsed(self, http: web.Request, parse: Callable[[Json, str, Caller], P]) -> P:
         body = await read_body(http, self._settings.http_body_seconds)
 
-        def read() -> Asked:
+        def read() -> P:
             return parse(decode(body), http[REQUEST_ID], http[CALLER])
 
         # Megabytes take long enough to be noticed in everybody's stream.

@@ -148,6 +148,9 @@ class Draft:
         details = {"cached_tokens": cached.total, "local_tokens": cached.local, "store_tokens": cached.store}
         if truncated := sum(each.truncated_tokens for each in self._started):
             details["truncated_tokens"] = truncated
+        kept = [each.kept_blocks for each in self._usages if each.kept_blocks is not None]
+        if kept:
+            details["kept_blocks"] = sum(kept)
         return counts | {"prompt_tokens_details": details}
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from twostroke.types import Event, GenerateRequest
+from twostroke.types import Advice, Advised, Event, GenerateRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,16 @@ class Generator(Protocol):
         Args:
             request: checked by `twostroke.limits`.
             deadline: event loop time after which the generator ends with DeadlineExceeded.
+        Raises: TwostrokeError.
+        """
+
+    async def advise(self, advice: Advice, request: GenerateRequest, deadline: float) -> Advised:
+        """Advise the store about the blocks of a request's prompt; nothing but the prompt matters.
+
+        Args:
+            advice: what to do.
+            request: checked by `twostroke.limits`.
+            deadline: event loop time.
         Raises: TwostrokeError.
         """
 

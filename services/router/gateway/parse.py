@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -18,11 +18,13 @@ from services.router.gateway.schema import (
     WITHOUT_EFFECT,
     Body,
     ChatBody,
+    ChatMessage,
     CompletionBody,
+    Shape,
 )
 from twostroke.access.caller import Caller
 from twostroke.errors import InvalidRequest
-from twostroke.limits import MAX_MESSAGES, MAX_NAME_CHARACTERS, SEED_BITS, check_request
+from twostroke.limits import MAX_KEEP_SECONDS, MAX_MESSAGES, MAX_NAME_CHARACTERS, SEED_BITS, check_request
 from twostroke.types import CachePolicy, GenerateRequest, Message, Priority, RequestContext, SamplingParams
 from twostroke.wire.common import draw_seed
 
@@ -38,7 +40,7 @@ _SAMPLING = (
     "repetition_penalty",
 )
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")  # one spelling a token, so that no entry hides another
-_B = TypeVar("_B", bound=Body)
+_B = TypeVar("_B", bound=Shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,31 +62,24 @@ class Asked:
 def parse_chat(body: Json, request_id: str, caller: Caller) -> Asked:
     """Read a chat completion request. Raises InvalidRequest and PermissionDenied naming the field."""
     _refuse_unsupported(body, CHAT_ONLY)
-    if isinstance(body.get("messages"), list):
-        for index, message in enumerate(body["messages"][:MAX_MESSAGES]):  # a longer list is refused as such
-            if isinstance(message, dict):
-                _refuse_unsupported(message, MESSAGE_ONLY, within=f"messages[{index}].")
-    shape = _validated(ChatBody, body)
+    refuse_unsupported_messages(body)
+    shape = validated(ChatBody, body)
     if shape.add_generation_prompt is shape.continue_final_message:
         raise InvalidRequest(
             "add_generation_prompt must be the opposite of continue_final_message", field="add_generation_prompt"
         )
     if shape.top_logprobs is not None and not shape.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
-    messages = tuple(
-        Message(role=each.role, content="".join(part.text for part in each.content), name=each.name)
-        for each in shape.messages
-    )
     request = _request(
         shape,
-        prompt=messages,
+        prompt=turns(shape.messages),
         context=_context(shape, request_id, caller),
         sampling=_sampling(shape, logprobs=(shape.top_logprobs or 0) if shape.logprobs else None),
         max_tokens=_chat_max_tokens(shape),
         continue_final_message=shape.continue_final_message,
         fold_system=shape.fold_system,
     )
-    names = {"session": "prompt_cache_key"}
+    names = _names(shape)
     if shape.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     return _asked(shape, (request,), names)
@@ -97,7 +92,7 @@ def parse_completion(body: Json, request_id: str, caller: Caller) -> Asked:
     them all.
     """
     _refuse_unsupported(body, COMPLETION_ONLY)
-    shape = _validated(CompletionBody, body)
+    shape = validated(CompletionBody, body)
     if len(shape.prompt) * shape.n > MAX_CHOICES_IN_ALL:
         raise InvalidRequest(f"prompts times n must be at most {MAX_CHOICES_IN_ALL}", field="n")
     sampling = _sampling(shape, logprobs=shape.logprobs)
@@ -112,7 +107,23 @@ def parse_completion(body: Json, request_id: str, caller: Caller) -> Asked:
             max_tokens=shape.max_tokens,
         )
         requests.append(request)
-    return _asked(shape, tuple(requests), {"session": "prompt_cache_key", "top_logprobs": "logprobs"})
+    return _asked(shape, tuple(requests), _names(shape) | {"top_logprobs": "logprobs"})
+
+
+def turns(messages: Iterable[ChatMessage]) -> tuple[Message, ...]:
+    """A conversation; the parts of a message are joined."""
+    return tuple(
+        Message(role=each.role, content="".join(part.text for part in each.content), name=each.name)
+        for each in messages
+    )
+
+
+def refuse_unsupported_messages(body: Json) -> None:
+    """Refuse what we do not do in messages; drop, in place, what asks for nothing there."""
+    if isinstance(body.get("messages"), list):
+        for index, message in enumerate(body["messages"][:MAX_MESSAGES]):  # a longer list is refused as such
+            if isinstance(message, dict):
+                _refuse_unsupported(message, MESSAGE_ONLY, within=f"messages[{index}].")
 
 
 def _refuse_unsupported(body: Json, known: Mapping[str, tuple[object, ...]], within: str = "") -> None:
@@ -125,7 +136,8 @@ def _refuse_unsupported(body: Json, known: Mapping[str, tuple[object, ...]], wit
             raise InvalidRequest(f"{within}{name} is not supported", field=within + name)
 
 
-def _validated(kind: type[_B], body: Json) -> _B:
+def validated(kind: type[_B], body: Json) -> _B:
+    """Read the shape of a body. Raises InvalidRequest naming the field."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -204,7 +216,16 @@ def _request(
         continue_final_message=continue_final_message,
         fold_system=fold_system,
         truncate=shape.truncation == "auto",
+        keep_for=_keep_for(shape),
     )
+
+
+def _keep_for(shape: Body) -> float | None:
+    if shape.prompt_cache_retention is None:
+        return shape.keep_for
+    if shape.keep_for is not None:
+        raise InvalidRequest("keep_for and prompt_cache_retention say the same; send one", field="keep_for")
+    return MAX_KEEP_SECONDS
 
 
 @contextmanager
@@ -217,6 +238,11 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
             raise
         name = names[error.field]
         raise type(error)(error.message.replace(error.field, name), field=name) from error
+
+
+def _names(shape: Body) -> dict[str, str]:
+    names = {"session": "prompt_cache_key"}
+    return names if shape.prompt_cache_retention is None else names | {"keep_for": "prompt_cache_retention"}
 
 
 def _asked(shape: Body, requests: tuple[GenerateRequest, ...], names: Mapping[str, str]) -> Asked:

@@ -103,13 +103,18 @@ class Body(Shape):
     cache_policy: Literal["read_write", "read_only", "bypass"] = "read_write"
     cache_salt: str = ""
     truncation: Literal["auto", "disabled"] = "disabled"  # auto drops the oldest of a prompt that does not fit
+    keep_for: float | None = None  # seconds after the answer for which its blocks shall be evicted last
+    prompt_cache_retention: Literal["24h"] | None = None  # the API's name for the longest of it
     prompt_cache_key: str | None = None  # names the conversation: the session of usage records
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
 
 
 class ChatBody(Body):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
+    messages: Messages
     max_completion_tokens: int | None = None  # the newer name of max_tokens
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -123,6 +128,18 @@ class CompletionBody(Body):
 
     prompt: Annotated[Prompts, PlainValidator(_prompts)]
     logprobs: int | None = None
+
+
+class AdviceBody(Shape):
+    """POST /v1/cache/keep, /release and /prefetch: what of a request decides which blocks it uses."""
+
+    model: str = "default"
+    messages: Messages = Field(default_factory=list)
+    prompt: Annotated[Prompts, PlainValidator(_prompts)] = ()
+    continue_final_message: bool = False
+    fold_system: bool = False
+    cache_salt: str = ""
+    keep_for: float | None = None  # seconds; of keep alone
 
 
 # Accepted and without effect: they describe the caller, or tools, which a request cannot have.

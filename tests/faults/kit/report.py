@@ -35,9 +35,9 @@ class Report:
         by_blow: dict[str, list[Outcome]] = defaultdict(list)
         for outcome in self._outcomes:
             by_blow[outcome.blow].append(outcome)
-        print(f"\n{'blow':<14}{'cases':>6}" + "".join(f"{f'{name}, s: median':>22}{'most':>8}" for name in COLUMNS))
+        print(f"\n{'blow':<18}{'cases':>6}" + "".join(f"{f'{name}, s: median':>22}{'most':>8}" for name in COLUMNS))
         for blow, outcomes in by_blow.items():
-            line = f"{blow:<14}{len(outcomes):>6}"
+            line = f"{blow:<18}{len(outcomes):>6}"
             for name in COLUMNS:
                 values = [value for each in outcomes if (value := getattr(each, name)) is not None]
                 line += f"{statistics.median(values):>22.3f}{max(values):>8.3f}" if values else f"{'-':>22}{'-':>8}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from twostroke.kv.refs import ORDINARY, BlockRef, Lease, Terms
@@ -14,12 +14,13 @@ class Tenancy:
     """The lease that a transfer works under, and how what it writes is held.
 
     The first call opens the lease where it is not open yet. What the node lacks it may get under `source`, a lease at
-    another node.
+    another node. A write notes in `writing` which blocks it left to another writer.
     """
 
     lease: Lease
     terms: Terms = ORDINARY
     source: Lease | None = None
+    writing: set[bytes] = field(default_factory=set)
 
 
 class BlockTransport(Protocol):

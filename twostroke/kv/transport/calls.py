@@ -48,6 +48,7 @@ class StoreCalls:
         tenancy.lease = messages.granted(tenancy.lease, response.lease_duration, self.node)
         reserved, held = messages.reservations(response.reserved), messages.block_slots(response.held)
         self._require_asked(keys, [*(each.key for each in reserved), *(each.block.key for each in held)])
+        tenancy.writing.update(response.writing)
         return reserved, held
 
     async def commit(
@@ -69,8 +70,13 @@ class StoreCalls:
             )
             await self.client.stub.Abandon(request, timeout=CALL_SECONDS)
 
-    async def acquire(self, tenancy: Tenancy, keys: Sequence[bytes], deadline: float | None) -> Sequence[BlockSlot]:
-        """Lease the longest prefix that is held or can be brought in; answers where the blocks lie."""
+    async def acquire(
+        self, tenancy: Tenancy, keys: Sequence[bytes], deadline: float | None, *, own_only: bool = False
+    ) -> Sequence[BlockSlot]:
+        """Lease the longest prefix that is held or can be brought in; answers where the blocks lie.
+
+        With `own_only` nothing is brought from other hosts' nodes.
+        """
         with self.client.calls_to(self.node, tenancy.lease, ACQUIRE_SECONDS):
             request = pb.AcquireRequest(
                 incarnation=self.node.incarnation,
@@ -79,6 +85,7 @@ class StoreCalls:
                 opens=not tenancy.lease.opened,
                 keys=keys,
                 namespace=tenancy.terms.namespace,
+                own_only=own_only,
                 source=wire.lease_pb(tenancy.source) if tenancy.source else None,
             )
             response = await self.client.stub.Acquire(request, timeout=remaining(deadline, at_most=ACQUIRE_SECONDS))

@@ -10,7 +10,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 _LEAST_SECONDS = 1e-3  # zero would mean no limit
 
@@ -27,21 +27,17 @@ class TimedSocket:
     def send(self, parts: Sequence[bytes | memoryview], seconds: float) -> None:
         """Send all bytes of all parts. Raises OSError; TimeoutError, when that takes longer than `seconds`."""
         self._limit(socket.SO_SNDTIMEO, seconds)
-        left, end = [memoryview(part) for part in parts], time.monotonic() + seconds
-        while True:
-            try:
-                moved = self._socket.sendmsg(left)
-            except BlockingIOError as error:
-                raise TimeoutError("nobody reads") from error
-            if not _rest(left, moved):
-                return
-            _require_time(end)
+        end = time.monotonic() + seconds
+        with _views(parts) as left:
+            while _rest(left, self._sent(left)):
+                _require_time(end)
 
     def receive(self, parts: Sequence[bytearray | memoryview], seconds: float) -> None:
         """Fill all parts. Raises OSError; ConnectionError at the end of the stream; TimeoutError after `seconds`."""
-        left, end = [memoryview(part) for part in parts], time.monotonic() + seconds
-        while _rest(left, self._received(left, socket.MSG_WAITALL, seconds)):
-            _require_time(end)
+        end = time.monotonic() + seconds
+        with _views(parts) as left:
+            while _rest(left, self._received(left, socket.MSG_WAITALL, seconds)):
+                _require_time(end)
 
     def receive_some(self, part: memoryview, at_least: int, seconds: float) -> int:
         """Fill at least the beginning of a part, with what has come; answers how many bytes. Raises as `receive`."""
@@ -60,6 +56,12 @@ class TimedSocket:
         """Close; no other thread uses it."""
         self._socket.close()
 
+    def _sent(self, parts: list[memoryview]) -> int:
+        try:
+            return self._socket.sendmsg(parts)
+        except BlockingIOError as error:
+            raise TimeoutError("nobody reads") from error
+
     def _received(self, parts: list[memoryview], flags: int, seconds: float) -> int:
         self._limit(socket.SO_RCVTIMEO, seconds)
         try:
@@ -75,6 +77,17 @@ class TimedSocket:
             whole, part = divmod(max(seconds, _LEAST_SECONDS), 1.0)
             self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(whole), int(part * 1e6)))
             self._limits[option] = seconds
+
+
+@contextlib.contextmanager
+def _views(parts: Sequence[bytes | bytearray | memoryview]) -> Iterator[list[memoryview]]:
+    """Views that end with the block: the traceback of an error would keep them, and with them the arena, open."""
+    views = [memoryview(part) for part in parts]
+    try:
+        yield views
+    finally:
+        for each in views:
+            each.release()
 
 
 def _rest(parts: list[memoryview], moved: int) -> list[memoryview]:

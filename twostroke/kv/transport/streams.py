@@ -41,7 +41,7 @@ class StreamTransport:
     ) -> list[BlockRef]:
         """See BlockTransport. What the store holds already is leased and not sent."""
         keys = [key for key, _ in blocks]
-        held = await self._calls.acquire(tenancy, keys, deadline)
+        held = await self._calls.acquire(tenancy, keys, deadline, own_only=True)
         missing = list(zip(blocks, pages, strict=True))[len(held) :]
         refs = [place.block for place in held]
         if not missing:
@@ -63,6 +63,7 @@ class StreamTransport:
         with self._calls.client.calls_to(self._calls.node, tenancy.lease):
             seconds = remaining(deadline, at_most=STREAM_SECONDS)
             response = await self._calls.client.stub.Write(pieces(), timeout=seconds)
+        tenancy.writing.update(response.writing)
         return refs + [messages.block_ref(each) for each in response.committed]
 
     def _pieces(self, blocks: Sequence[tuple[tuple[bytes, int], int]]) -> list[pb.WriteRequest]:
