@@ -177,20 +177,20 @@ class Member:
     async def decode(self, order: DecodeOrder, deadline: float, span: Span) -> AsyncGenerator[Written, None]:
         """Write a choice. Leaving the iterator cancels the call.
 
-        Raises: TwostrokeError; WorkerLost also when messages are missing.
+        Raises: TwostrokeError; WorkerLost also when messages or tokens are missing, or come twice.
         """
         incarnation, digest = self._addressed()
         request = handoff.decode_order_pb(order, incarnation=incarnation, format_digest=digest)
         seconds = remaining(deadline, at_most=LONGEST_CALL_SECONDS)
         self.open_streams += 1
         call = self._decode.Decode(request, timeout=seconds, metadata=span.metadata)
-        expected = 0
+        sequence, total = 0, len(order.emitted)
         try:
             with self._open(call):
                 async for response in call:
-                    expected += 1
-                    if response.sequence != expected:
-                        raise WorkerLost(f"message {expected} of {self.address} is missing")
+                    sequence, total = sequence + 1, total + len(response.tokens)
+                    if (response.sequence, response.total_tokens) != (sequence, total):
+                        raise WorkerLost(f"message {sequence} of {self.address} is not the one that was due")
                     yield handoff.written(response)
         finally:
             self.open_streams -= 1

@@ -129,6 +129,21 @@ async def test_a_killed_prefill_worker_is_replaced_by_another(whole: Processes, 
     assert sum(await crowd.assert_undisturbed()) >= 1
 
 
+async def test_callers_that_leave_a_killed_prefill_worker_leave_nothing_held(whole: Processes, alone: Alone) -> None:
+    crowd = Crowd(whole, whole.lone)
+    await crowd.ask(alone, LONG)
+    await at_work(whole.prefill[0], steps=20)
+    await whole.prefill[0].kill()
+    for each in crowd.asked:
+        each.task.cancel()
+    await asyncio.wait([each.task for each in crowd.asked])
+    await whole.prefill[0].start()
+    await whole.settled()
+    again = Crowd(whole, whole.lone)
+    await again.ask(alone, SHORT)
+    assert await again.assert_undisturbed() == [0, 0, 0]
+
+
 async def test_without_a_prefill_worker_decode_runs_the_prompt(whole: Processes, alone: Alone) -> None:
     crowd = Crowd(whole, whole.lone)
     await crowd.ask(alone, LONG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import subprocess
 import sys
@@ -158,6 +159,25 @@ async def test_a_lease_that_has_ended_is_not_found_by_anything_that_would_join_i
             pb.RenewRequest(incarnation=caller.incarnation, lease_ids=[lease], lease_duration=TEN), timeout=5
         )
         assert list(renewed.alive) == []
+
+
+async def test_ends_that_are_told_twice_too_late_or_to_no_purpose_change_nothing(tmp_path: Path) -> None:
+    async with writing(tmp_path) as caller:
+        reserved = await caller.reserve(1, 2, 3)
+        places = messages.reservations(reserved.reserved)
+        named = {"incarnation": caller.incarnation}
+        written = messages.written_blocks_pb([WrittenBlock(places[0].written(16), SEAL)])
+        commit = pb.CommitRequest(lease_id=LEASE, blocks=written, **named)
+        abandon = pb.AbandonRequest(blocks=messages.reservations_pb(places), **named)
+        release = pb.ReleaseRequest(lease_ids=[LEASE, "never-given"], **named)
+        for _ in range(2):  # each of them races its own repetition, and those that follow
+            ends = [caller.stub.Commit(commit, timeout=5), caller.stub.Abandon(abandon, timeout=5)]
+            await asyncio.gather(*ends, *(caller.stub.Abandon(abandon, timeout=5) for _ in range(5)))
+        for _ in range(2):
+            await asyncio.gather(*(caller.stub.Release(release, timeout=5) for _ in range(5)))
+            assert list((await caller.stub.Commit(commit, timeout=5)).committed) == []
+        stats = caller.store.stats
+        assert (stats.reserved, stats.quarantined, stats.leases, stats.free + stats.committed) == (0, 0, 0, 16)
 
 
 async def test_commit_needs_a_checksum_where_the_node_keeps_them_and_a_sound_token_count(tmp_path: Path) -> None:

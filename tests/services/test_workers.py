@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from services.router.member import Member
 from tests.support.alone import Alone
 from tests.support.cluster import Cluster, Shape, started, tiny_model
+from tests.support.pairs import SPAN, STOPS, Pair, fresh_prompt, ids, paired, soon
 from twostroke.cluster import Role
 from twostroke.errors import (
     BlocksMissing,
@@ -25,94 +24,19 @@ from twostroke.errors import (
     TwostrokeError,
     WorkerLost,
 )
-from twostroke.handoff import DecodeOrder, First, Handover, PrefillOrder, Progress, Ticket, Written
-from twostroke.kv.keys import block_keys, request_root
+from twostroke.handoff import First, Handover, Progress, Ticket
 from twostroke.kv.refs import BlockRef, Lease
 from twostroke.rpc.channel import connect
 from twostroke.rpc.interceptor import MAX_BESIDE
 from twostroke.rpc.status import domain_errors
-from twostroke.telemetry import Span, Telemetry
+from twostroke.telemetry import Span
 from twostroke.text.bundle import MAX_BUNDLE_BYTES, TokenizerBundle
-from twostroke.types import FinishReason, RequestContext, SamplingParams, StopConditions
+from twostroke.types import FinishReason, StopConditions
 from twostroke.v1 import worker_pb2, worker_pb2_grpc
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-GREEDY = SamplingParams(temperature=0.0)
-WRITTEN = 12
-STOPS = StopConditions(max_tokens=WRITTEN, ignore_eos=True)
-SPAN = Telemetry(None).span("test")
-_numbers = count(1)
-
-
-def prefill_of(order: DecodeOrder) -> PrefillOrder:
-    return PrefillOrder(
-        context=order.context,
-        prompt=order.prompt,
-        sampling=order.sampling,
-        stops=order.stops,
-        lease_id=Lease.named(0).id,
-    )
-
-
-@dataclass
-class Pair:
-    """A worker of each kind, and one engine that has seen nothing."""
-
-    cluster: Cluster
-    prefill: Member
-    decode: Member
-    alone: Alone
-
-    def order(self, prompt: tuple[int, ...], **changes: object) -> DecodeOrder:
-        context = RequestContext(request_id=f"request-{next(_numbers)}")
-        order = DecodeOrder(
-            context=context, prompt=prompt, emitted=(), sampling=GREEDY, stops=STOPS, choice=0, ticket=None
-        )
-        return replace(order, **changes)
-
-    def keys(self, order: DecodeOrder) -> tuple[bytes, ...]:
-        assert self.decode.info is not None
-        kv_format = self.decode.info.kv_format
-        return tuple(block_keys(request_root(kv_format.digest, order.context), order.prompt, kv_format.block_tokens))
-
-    async def prefilled(self, order: DecodeOrder) -> list[Progress | First | Handover]:
-        whole = prefill_of(order)
-        async with aclosing(self.prefill.prefill(whole, soon(), SPAN)) as events:
-            return [event async for event in events]
-
-    async def handed_over(self, order: DecodeOrder) -> DecodeOrder:
-        """The order after its prompt was run: with a first token and a ticket."""
-        *_, first, _, handover = await self.prefilled(order)
-        assert isinstance(first, First)
-        assert isinstance(handover, Handover)
-        ((token, _),) = first.tokens
-        return replace(order, emitted=(token.id,), ticket=handover.ticket)
-
-    async def decoded(self, order: DecodeOrder) -> list[Written]:
-        async with aclosing(self.decode.decode(order, soon(), SPAN)) as news:
-            return [written async for written in news]
-
-    async def truth(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
-        return (await self.alone.answer(prompt, GREEDY, STOPS))[0].ids
-
-    def give_up(self, order: DecodeOrder) -> None:
-        """End the lease that came with the ticket."""
-        assert order.ticket is not None
-        self.cluster.decode[0].store.release(order.ticket.lease)
-
-
-def soon() -> float:
-    return asyncio.get_running_loop().time() + 30
-
-
-def fresh_prompt(length: int) -> tuple[int, ...]:
-    start = next(_numbers)
-    return tuple((start * 31 + at * at) % 256 for at in range(length))
-
-
-def ids(news: list[Written]) -> tuple[int, ...]:
-    return tuple(token.id for written in news for token in written.tokens)
+again = pytest.mark.parametrize("attempt", [1, 2], ids=["the same attempt", "a newer one"])
 
 
 @pytest.fixture(scope="module")
@@ -128,15 +52,9 @@ async def running(model: Path) -> AsyncIterator[tuple[Cluster, Alone]]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def pair(running: tuple[Cluster, Alone]) -> AsyncIterator[Pair]:
-    """Both workers, introduced; whatever a test does, nothing is held afterwards."""
     cluster, alone = running
-    known = {member.role: Member(member.address, member.role, 10.0) for member in cluster.doors.fleet.members}
-    for member in known.values():
-        member.info = await member.introduce()
-    yield Pair(cluster, known[Role.PREFILL], known[Role.DECODE], alone)
-    for member in known.values():
-        await member.close()
-    await cluster.settled()
+    async with paired(cluster, alone) as both:
+        yield both
 
 
 async def test_a_prompt_is_progress_then_a_first_token_then_a_ticket(pair: Pair) -> None:
@@ -170,7 +88,7 @@ async def test_a_ticket_is_all_that_decode_needs(pair: Pair, length: int) -> Non
 async def test_an_answer_goes_on_from_the_tokens_that_exist(pair: Pair) -> None:
     prompt = fresh_prompt(60)
     truth = await pair.truth(prompt)
-    for emitted in range(WRITTEN):
+    for emitted in range(STOPS.max_tokens):
         news = await pair.decoded(pair.order(prompt, emitted=truth[:emitted]))
         assert ids(news) == truth[emitted:]
 
@@ -212,9 +130,8 @@ async def test_a_few_missing_blocks_are_computed_and_many_are_asked_for_again(pa
 async def test_blocks_are_loaded_ahead_once(pair: Pair) -> None:
     order = await pair.handed_over(pair.order(fresh_prompt(160)))
     assert order.ticket is not None
-    whole = prefill_of(order)
     for _ in range(2):
-        await pair.decode.prefetch(whole, pair.keys(order), order.ticket.lease, Span(None))
+        await pair.decode.prefetch(pair.whole(order), pair.keys(order), order.ticket.lease, Span(None))
         assert await pair.cluster.decode[0].engine.cached_blocks(pair.keys(order)) == 10
     news = await pair.decoded(order)
     pair.give_up(order)
@@ -243,14 +160,29 @@ async def test_a_token_that_the_model_does_not_have_is_named(pair: Pair, role: R
     assert caught.value.field == "prompt"
 
 
-async def test_a_newer_attempt_takes_the_place_of_the_older(pair: Pair) -> None:
+@again
+async def test_an_answer_that_is_asked_for_again_ends_the_run_that_nobody_reads(pair: Pair, attempt: int) -> None:
     order = pair.order(fresh_prompt(40), stops=StopConditions(max_tokens=3_000, ignore_eos=True))
-    newer = replace(order, context=replace(order.context, attempt=2), stops=STOPS)
+    newer = replace(order, context=replace(order.context, attempt=attempt), stops=STOPS)
     async with aclosing(pair.decode.decode(order, soon(), SPAN)) as news:
         await anext(news)
         assert ids(await pair.decoded(newer)) == await pair.truth(order.prompt)
         with pytest.raises(Superseded):
             [written async for written in news]
+
+
+@again
+async def test_a_prompt_that_is_asked_for_again_ends_the_run_that_nobody_reads(pair: Pair, attempt: int) -> None:
+    order = pair.order(fresh_prompt(3_000))
+    newer = replace(order, context=replace(order.context, attempt=attempt))
+    async with aclosing(pair.prefill.prefill(pair.whole(order), soon(), SPAN)) as events:
+        await anext(events)
+        handed_over = await pair.handed_over(newer)
+        with pytest.raises(Superseded):
+            [event async for event in events]
+    news = await pair.decoded(handed_over)
+    pair.give_up(handed_over)
+    assert (*handed_over.emitted, *ids(news)) == await pair.truth(order.prompt)
 
 
 async def test_an_older_attempt_never_comes_back(pair: Pair) -> None:

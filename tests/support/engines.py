@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -158,3 +158,14 @@ class _Growing:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
         return self._attention.attend(layer, q, k, v * self._growth, plan)
+
+
+@contextmanager
+def steps_held(engine: Engine) -> Iterator[threading.Event]:
+    """The engine's thread stands still, as in a long step, before the event is set, or the block is left."""
+    go = threading.Event()
+    engine._exchange.do(lambda core: () if go.wait(30) else None)
+    try:
+        yield go
+    finally:
+        go.set()

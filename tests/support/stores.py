@@ -155,3 +155,8 @@ def copies_held(client: BlockStoreClient) -> Iterator[threading.Event]:
         yield go
     finally:
         go.set()
+
+
+def copies_waiting(client: BlockStoreClient) -> int:
+    """Copies that are to follow the one under way."""
+    return shared_memory(client)._thread._work_queue.qsize()

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from twostroke.errors import FormatMismatch
@@ -55,9 +55,17 @@ def test_equal_keys_mean_equal_tokens(first: list[int], second: list[int]) -> No
     assert (block_key(root, first) == block_key(root, second)) == (first == second)
 
 
-@given(st.tuples(names, names), st.tuples(names, names))
-def test_no_two_namespaces_and_salts_share_a_root(first: tuple[str, str], second: tuple[str, str]) -> None:
-    assert (root_key(FORMAT.digest, *first) == root_key(FORMAT.digest, *second)) == (first == second)
+@given(st.tuples(names, names, names), st.tuples(names, names, names))
+@example(("X", "", ""), ("", "", "X"))
+@example(("", "ab", "c"), ("", "a", "bc"))
+def test_no_two_adapters_namespaces_and_salts_share_a_root(
+    first: tuple[str, str, str], second: tuple[str, str, str]
+) -> None:
+    roots = [
+        root_key(dataclasses.replace(FORMAT, adapter=adapter).digest, namespace, salt)
+        for adapter, namespace, salt in (first, second)
+    ]
+    assert (roots[0] == roots[1]) == (first == second)
 
 
 @given(tokens, st.integers(1, 17))

@@ -13,35 +13,49 @@ from twostroke.limits import MESSAGE_BYTES
 from twostroke.rpc.calls import KeptCall
 
 KEEPALIVE_MS = 20_000
-KEEPALIVE_TIMEOUT_MS = 10_000
-
-# The server must allow pings at least as often as clients send them, or it answers long silent calls with GOAWAY
-# (too_many_pings). Both lists come from the two numbers above.
-MESSAGE_OPTIONS = (
+_MESSAGES = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
 )
-CLIENT_OPTIONS = (
-    *MESSAGE_OPTIONS,
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 100),  # how late a worker that comes up is noticed
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # what one attempt may take, for all that its name says
-    ("grpc.use_local_subchannel_pool", 1),  # a replaced worker must not inherit an old connection's back-off
-)
-SERVER_OPTIONS = (
-    *MESSAGE_OPTIONS,
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
-    ("grpc.http2.max_ping_strikes", 3),
-    ("grpc.so_reuseport", 0),  # a second server on the same port is an error, not a silent share
-)
+
+
+def _keepalive(ping_ms: int) -> tuple[tuple[str, int], ...]:
+    """What both ends are told: silent connections are pinged for as long as they last, calls or not."""
+    return (
+        *_MESSAGES,
+        ("grpc.keepalive_time_ms", ping_ms),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+
+def client_options(ping_ms: int) -> tuple[tuple[str, int], ...]:
+    """Options of a channel that pings every so many milliseconds."""
+    return (
+        *_keepalive(ping_ms),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 100),  # how late a worker that comes up is noticed
+        ("grpc.min_reconnect_backoff_ms", 1_000),  # what one attempt may take, for all that its name says
+        ("grpc.use_local_subchannel_pool", 1),  # a replaced worker must not inherit an old connection's back-off
+    )
+
+
+def server_options(ping_ms: int) -> tuple[tuple[str, int], ...]:
+    """Options of a server whose clients ping every so many milliseconds.
+
+    It must allow pings at least as often as they are sent, or it ends long silent calls (GOAWAY, too_many_pings).
+    """
+    return (
+        *_keepalive(ping_ms),
+        ("grpc.http2.min_ping_interval_without_data_ms", ping_ms // 2),
+        ("grpc.http2.max_ping_strikes", 3),
+        ("grpc.so_reuseport", 0),  # a second server on the same port is an error, not a silent share
+    )
+
+
+CLIENT_OPTIONS = client_options(KEEPALIVE_MS)
+SERVER_OPTIONS = server_options(KEEPALIVE_MS)
 
 MultiCallable = TypeVar("MultiCallable", bound=Callable[..., object])
 
