@@ -16,6 +16,7 @@ from twostroke.kv.refs import Lease
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 0.25  # that a caller waits beyond a fetch's time, for its last part
+WORTH_SECONDS = 0.2  # that a fetch must have left for another node to be asked: less would be taken for its trouble
 ANSWER_SECONDS = 0.05  # of a caller's time, kept for the answer
 MAX_HOLDERS = 3  # nodes of the directory that are asked in one fetch, where those before bring nothing
 
@@ -113,6 +114,8 @@ class Gathering:
                 await self.fetching.fetch(Order(lease, keys, need.namespace), holder, end - clock())
                 keys = self._missing(lease, keys)
             for holder in await self._holders(keys):
+                if end - clock() < WORTH_SECONDS:
+                    return
                 if await self.fetching.fetch(Order(lease, keys, need.namespace), holder, end - clock()):
                     return
         except Exception:  # a defect here is a miss, and must not end the node

@@ -121,6 +121,8 @@ class Neighbor:
         places = messages.block_slots(response.blocks)
         if [place.block.key for place in places] != list(keys[: len(places)]):
             raise Unavailable("the neighbor answered with blocks that it was not asked for")
+        if not all(1 <= place.block.tokens <= self._format.block_tokens for place in places):
+            raise Unavailable("the neighbor answered with blocks that cannot be")
         grant = Grant(messages.granted(lease, response.lease_duration, node), namespace, response.proof)
         return Granted(grant, places, min(response.shared, len(places)), node.offers, ours=not lease.opened)
 

@@ -60,7 +60,7 @@ class StreamTransport:
                 for piece in await asyncio.to_thread(self._pieces, missing[start : start + _BLOCKS_AT_ONCE]):
                     yield piece
 
-        with self._calls.client.calls_to(self._calls.node, tenancy.lease):
+        with self._calls.client.calls_to(self._calls.node, tenancy.lease, STREAM_SECONDS):
             seconds = remaining(deadline, at_most=STREAM_SECONDS)
             response = await self._calls.client.stub.Write(pieces(), timeout=seconds)
         tenancy.writing.update(response.writing)
@@ -108,7 +108,7 @@ class StreamTransport:
     ) -> AsyncGenerator[Row, None]:
         """Yield the blocks that come whole, up to the first that does not. Raises TwostrokeError."""
         index, block, filled = 0, self._empty(), 0
-        with self._calls.client.calls_to(self._calls.node, tenancy.lease):
+        with self._calls.client.calls_to(self._calls.node, tenancy.lease, STREAM_SECONDS):
             keys = [place.block.key for place in places]
             request = pb.ReadRequest(incarnation=self._calls.node.incarnation, lease_id=tenancy.lease.id, keys=keys)
             call = self._calls.client.stub.Read(request, timeout=remaining(deadline, at_most=STREAM_SECONDS))
