@@ -73,5 +73,6 @@ class Neighbors:
 
     async def _close_idle(self) -> None:
         idle = [address for address in self._open if not self._uses[address]]
-        for address in idle[: max(0, len(self._open) - self._most)]:
-            await self._open.pop(address).close()
+        surplus = [self._open.pop(address) for address in idle[: max(0, len(self._open) - self._most)]]
+        for neighbor in surplus:  # nobody else finds them any more
+            await neighbor.close()

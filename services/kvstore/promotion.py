@@ -34,7 +34,9 @@ class Promotion:
 
         Raises: NotFound, when the lease has ended.
         """
-        wanted = keys[: self._blocks.reachable(keys, lease.id)]
+        reachable = keys[: self._blocks.reachable(keys, lease.id)]
+        # What the lease has may be transient, and stays so: reserving it on ordinary terms would show it to everyone.
+        wanted = [key for key in reachable if self._blocks.leased(lease.id, key) is None]
         others = {self._under_way[key] for key in wanted if key in self._under_way}
         reserved = self._blocks.reserve(lease, self._blocks.arena.incarnation, wanted, Terms(namespace=namespace))
         if reserved.slots:

@@ -139,8 +139,9 @@ class KvStoreService(KvStoreServiceServicer):
         _require_deadline(context)
         first = await anext(requests, pb.WriteRequest())
         blocks = self._blocks(first.incarnation)
-        terms, lease = messages.terms(first), self._lease(blocks, first)
-        with receiving(blocks, lease, terms, self._node.max_keys, opened=first.opens) as incoming:
+        terms, was_open = messages.terms(first), bool(blocks.renew([first.lease_id], 0.0))
+        lease = self._lease(blocks, first)
+        with receiving(blocks, lease, terms, self._node.max_keys, opened=not was_open) as incoming:
             self._take(incoming, first)
             async for request in requests:
                 self._take(incoming, request)

@@ -57,13 +57,20 @@ def from_rpc_error(error: grpc.aio.AioRpcError, *, lost: type[Unavailable] = Wor
     message = error.details() or error.code().name.lower()
     info = _error_info(error)
     if info is not None and (kind := by_reason().get(info.reason)) is not None:
-        after = info.metadata.get("retry_after_seconds")
-        return kind(message, field=info.metadata.get("field"), retry_after=float(after) if after else None)
+        return kind(message, field=info.metadata.get("field"), retry_after=_seconds(info))
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         # Without our details the transport failed: nobody there, or it went away in the middle. Our own cancellations
         # are no errors of a call: they end the task that awaits it.
         return lost(f"the connection failed: {message}")
     return _BY_CODE.get(error.code(), Internal)(message)
+
+
+def _seconds(info: ErrorInfo) -> float | None:
+    """When to come back; None where that is not said, or not in a way that can be read."""
+    try:
+        return max(0.0, float(info.metadata["retry_after_seconds"]))
+    except (KeyError, ValueError):
+        return None
 
 
 def _error_info(error: grpc.aio.AioRpcError) -> ErrorInfo | None:

@@ -160,8 +160,9 @@ class Peers:
 
     async def _close_idle(self) -> None:
         idle = [offer for offer in self._open if not self._reads[offer]]
-        for offer in idle[: max(0, len(self._open) - self._most)]:
-            await self._open.pop(offer).close()
+        surplus = [self._open.pop(offer) for offer in idle[: max(0, len(self._open) - self._most)]]
+        for transport in surplus:  # nobody else finds them any more
+            await transport.close()
 
 
 def _is_trouble(error: TwostrokeError) -> bool:
