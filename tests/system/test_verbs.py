@@ -94,7 +94,7 @@ async def test_a_conversation_goes_on_until_the_user_leaves(cluster: Launched) -
 
 async def test_ctrl_c_stops_the_answer_and_not_the_conversation(cluster: Launched) -> None:
     _, grpc = doors(cluster)
-    chat = await start("chat", "--address", grpc)
+    chat = await start("chat", "--address", grpc, "--max-tokens", "1500")
     assert chat.stdin is not None
     assert chat.stdout is not None
     chat.stdin.write(f"{QUESTION}\n".encode())  # to which the tiny model has much to say
