@@ -35,6 +35,7 @@ from bench.store.ground import BLOCK_BYTES, COUNTS, Ground, spans
 from bench.store.others import Copy
 from bench.store.ours import CALL_SECONDS, Client
 from bench.store.sides import Measured, across, engines, near, redis
+from twostroke.heap import keep_freed_memory
 from twostroke.v1 import kvstore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file to write the result to")
     told = parser.parse_args()
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # as workers and stores have it
+    keep_freed_memory()  # likewise
     measured = run_to_end(measure(5 if told.quick else told.rounds))
     verdict.print_figures(measured.figures)
     ratios = verdict.ratios(measured.figures)

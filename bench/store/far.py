@@ -28,6 +28,7 @@ from services.kvstore.node import Node
 from services.kvstore.sending import Sender
 from services.kvstore.service import KvStoreService
 from services.kvstore.settings import DataSettings, StoreSettings
+from twostroke.heap import keep_freed_memory
 from twostroke.kv import proof
 from twostroke.rpc.interceptor import Context
 from twostroke.rpc.server import ServerSettings, serving, told_to_stop
@@ -90,5 +91,6 @@ async def serve(host: str, secret: bytes, node_port: int, data_port: int, raw_po
 
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as a store's process does
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     asyncio.run(serve(sys.argv[1], sys.argv[2].encode(), *map(int, sys.argv[3:7])))

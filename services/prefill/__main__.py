@@ -5,6 +5,7 @@ from __future__ import annotations
 import uvloop
 
 from services.prefill.settings import PrefillSettings
+from twostroke.heap import keep_freed_memory
 from twostroke.rpc.process import exit_code, importing
 from twostroke.settings import load_or_exit
 
@@ -14,6 +15,7 @@ def main() -> int:
     settings = load_or_exit(PrefillSettings, prog="twostroke-prefill")
     with importing():
         from services.prefill.assembly import run
+    keep_freed_memory()
     return exit_code(lambda: uvloop.run(run(settings)))
 
 

@@ -71,19 +71,26 @@ class Connection:
         self.in_step = False
         self._socket = TimedSocket(connected)
         self._greeted = False
+        self._unsent = memoryview(b"")
         self._status = bytearray(frames.STATUS_BYTES)
         self._trailer = bytearray(frames.TRAILER_BYTES)
 
-    def pull(self, request: bytes, into: Sequence[memoryview], whole: list[Seal], left: TimeLeft) -> None:
-        """Ask, and receive blocks into memory, each of a block's bytes.
+    def begin(self, request: bytes) -> None:
+        """Have the source start on a request while `pull` waits for its thread. Never blocks: for an event loop."""
+        self.in_step = False
+        self._unsent = memoryview(request)
+        if self._greeted:
+            self._unsent = self._unsent[self._socket.send_now(request) :]
+
+    def pull(self, into: Sequence[memoryview], whole: list[Seal], left: TimeLeft) -> None:
+        """Ask what was begun, and receive blocks into memory, each of a block's bytes.
 
         Appends to `whole` for each block that came whole, also when it raises after that.
 
         Raises: TwostrokeError; Stale.
         """
-        self.in_step = False
         try:
-            self._ask(request, into, left)
+            self._ask(into, left)
             self.in_step = self._receive(into, whole, left)
         except OSError as error:
             raise left.blame(error, "the peer's data plane failed") from error
@@ -96,14 +103,15 @@ class Connection:
         """Close the socket; no other thread uses it."""
         self._socket.close()
 
-    def _ask(self, request: bytes, into: Sequence[memoryview], left: TimeLeft) -> None:
-        """Send the request; returns when the first block follows."""
+    def _ask(self, into: Sequence[memoryview], left: TimeLeft) -> None:
+        """Send the rest of the request; returns when the first block follows."""
         used, self._greeted = self._greeted, True
         if not used:
             self._hear(left)  # before anything is sent: a refusal that crossed a request could get lost
         try:
             with contextlib.suppress(ConnectionError):  # one that refuses need not read on; it has said why
-                self._socket.send([request], left.seconds())
+                if self._unsent:
+                    self._socket.send([self._unsent], left.seconds())
             status = self._hear(left)
         except ConnectionError as error:
             if used:

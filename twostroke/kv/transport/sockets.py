@@ -32,6 +32,13 @@ class TimedSocket:
             while _rest(left, self._sent(left)):
                 _require_time(end)
 
+    def send_now(self, data: bytes) -> int:
+        """Send what the kernel takes without waiting; answers how many bytes. The next operation raises what failed."""
+        try:
+            return self._socket.send(data, socket.MSG_DONTWAIT)
+        except OSError:
+            return 0
+
     def receive(self, parts: Sequence[bytearray | memoryview], seconds: float) -> None:
         """Fill all parts. Raises OSError; ConnectionError at the end of the stream; TimeoutError after `seconds`."""
         end = time.monotonic() + seconds

@@ -101,8 +101,9 @@ class TcpTransport:
     async def _on(
         self, connection: Connection, request: bytes, into: Sequence[memoryview], whole: list[Seal], left: TimeLeft
     ) -> None:
+        connection.begin(request)
         try:
-            await self._in_thread(connection, partial(connection.pull, request, into, whole, left))
+            await self._in_thread(connection, partial(connection.pull, into, whole, left))
         finally:
             if connection.in_step:
                 self._idle.append(connection)
